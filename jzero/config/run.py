@@ -1,0 +1,113 @@
+"""The run file of `jzero train`: model, data, training arguments and DeepSpeed part, with command-line overrides."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import hjson
+
+from jzero.config.arguments import TrainingArguments
+from jzero.config.config import Config
+from jzero.config.load import read_object
+from jzero.config.scalars import Anything, Fraction, Positive, Texts, choice
+from jzero.config.section import Section, build
+from jzero.errors import ConfigError
+
+
+class DataConfig(Section):
+    """`data`: which text, and how it is cut.
+
+    `files` are globs, relative to the run file; they are what the source "text" reads.
+    """
+
+    source: Annotated[str, choice("stdlib", "text")] = "stdlib"
+    files: Texts = ()
+    seq_len: Positive = 256
+    validation_share: Fraction = 0.05
+
+    @classmethod
+    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Files and source belong together."""
+        if (values.get("source") == "text") != bool(values.get("files")):
+            yield "files", 'must list globs when `source` is "text", and only then'
+
+
+class RunConfig(Section):
+    """A validated run file.
+
+    `model` holds `family` and the sizes of that family, which the model registry checks.
+    """
+
+    model: Anything
+    data: DataConfig = DataConfig()
+    training_arguments: TrainingArguments = TrainingArguments()
+    deepspeed: Anything
+
+    @classmethod
+    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The model names its family, and there is a DeepSpeed part."""
+        model = values.get("model")
+        if not isinstance(model, Mapping) or not isinstance(model.get("family"), str):
+            yield "model", f'must be an object with a `family`, such as {{"family": "gpt"}}, got {model!r}'
+        if not isinstance(deepspeed := values.get("deepspeed"), Mapping):
+            yield "deepspeed", f"must be a DeepSpeed configuration or the path of one, got {deepspeed!r}"
+
+
+def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a run file.
+
+    Args:
+        path: A JSON or Hjson file with the parts `model`, `data`, `training_arguments` and `deepspeed`; the last may be
+            the path of a DeepSpeed JSON, relative to the run file.
+        overrides: Assignments such as `"deepspeed.zero_optimization.stage=2"`, applied before anything is checked.
+
+    Returns:
+        The run, whose `deepspeed` is a `Config` that may still hold `"auto"`.
+
+    Raises:
+        ConfigError: One sentence for each thing that is wrong.
+    """
+    file, data = str(path), read_object(path)
+    source = data.get("deepspeed")
+    deepspeed_file = f"{file}, deepspeed"
+    if isinstance(source, str):
+        deepspeed_path = Path(path).parent / source
+        deepspeed_file, data["deepspeed"] = str(deepspeed_path), read_object(deepspeed_path)
+    data = apply_overrides(data, overrides)
+    run = build(RunConfig, data, file=file)
+    return run.model_copy(update={"deepspeed": Config.load(data["deepspeed"], file=deepspeed_file)})
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Sets `a.b.c=value` keys in a copy of a mapping; values are read as JSON, and as text where they are no JSON.
+
+    >>> apply_overrides({"model": {"n_layer": 2}}, ["model.n_layer=4", "deepspeed.bf16.enabled=true"])
+    {'model': {'n_layer': 4}, 'deepspeed': {'bf16': {'enabled': True}}}
+    """
+    result = _copy(data)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        *outer, key = path.strip().split(".")
+        if not equals or not key or not all(outer):
+            raise ConfigError(f"override {override!r}: write key=value, such as deepspeed.zero_optimization.stage=2")
+        place = result
+        for name in outer:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"override {override!r}: `{name}` is not an object but {place!r}")
+        place[key] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        return _copy(hjson.loads(f"[\n{text}\n]"))[0] if text else ""
+    except hjson.HjsonDecodeError:
+        return text
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list) else value

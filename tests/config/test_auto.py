@@ -1,0 +1,168 @@
+"""Filling "auto" as Hugging Face's Trainer does."""
+
+import pytest
+
+from jzero.config import Config, TrainingArguments
+from jzero.errors import ConfigError
+
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "fp16": {"enabled": "auto"},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto",
+            "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto",
+            "total_num_steps": "auto",
+        },
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+}
+ARGUMENTS = TrainingArguments(
+    learning_rate=3e-4,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
+    warmup_ratio=0.05,
+    weight_decay=0.1,
+    adam_beta1=0.8,
+    adam_beta2=0.95,
+    adam_epsilon=1e-6,
+    max_grad_norm=0.5,
+    bf16=True,
+)
+
+
+def test_the_table_of_hugging_face():
+    config = Config.load(AUTO).resolve(world=8, training_arguments=ARGUMENTS, hidden_size=100, num_training_steps=210)
+    assert (config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps) == (
+        64,
+        4,
+        2,
+    )
+    assert (config.gradient_clipping, config.precision) == (0.5, "bf16")
+    assert config.optimizer is not None
+    params = config.optimizer.params
+    assert (params.lr, params.betas, params.eps, params.weight_decay) == (3e-4, (0.8, 0.95), 1e-6, 0.1)
+    assert config.scheduler is not None
+    schedule = config.scheduler.params
+    assert (schedule.warmup_min_lr, schedule.warmup_max_lr) == (0.0, 3e-4)
+    assert (schedule.warmup_num_steps, schedule.total_num_steps) == (11, 210)  # 0.05 * 210 rounded up
+    zero = config.zero_optimization
+    assert (zero.reduce_bucket_size, zero.stage3_prefetch_bucket_size, zero.stage3_param_persistence_threshold) == (
+        10_000,
+        9_000,
+        1_000,
+    )
+
+
+def test_below_stage_3_its_sizes_keep_their_defaults():
+    config = Config.load({**AUTO, "zero_optimization": {**AUTO["zero_optimization"], "stage": 2}})
+    zero = config.resolve(world=8, training_arguments=ARGUMENTS, num_training_steps=10).zero_optimization
+    assert (zero.stage3_prefetch_bucket_size, zero.stage3_param_persistence_threshold) == (50_000_000, 100_000)
+
+
+def test_resolving_twice_changes_nothing():
+    known = {"world": 8, "training_arguments": ARGUMENTS, "hidden_size": 64, "num_training_steps": 100}
+    once = Config.load(AUTO).resolve(**known)
+    assert once.resolve(**known) == once
+    assert once.resolve(world=8) == once
+    assert "'auto'" not in repr(once)
+
+
+def test_without_an_optimizer_section_adamw_comes_from_the_arguments():
+    config = Config.load({"train_batch_size": 64}).resolve(world=8, training_arguments=ARGUMENTS)
+    assert config.optimizer is not None
+    assert (config.optimizer.type, config.optimizer.params.lr, config.optimizer.params.betas) == (
+        "AdamW",
+        3e-4,
+        (0.8, 0.95),
+    )
+    assert config.scheduler is None
+    assert Config.load({"train_batch_size": 64}).resolve(world=8).optimizer is None
+
+
+def test_arguments_that_are_set_count_even_where_the_file_says_nothing():
+    arguments = TrainingArguments(bf16=True, max_grad_norm=0.25, weight_decay=0.5, adam_beta1=0.7)
+    file = {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    config = Config.load(file).resolve(world=8, training_arguments=arguments)
+    assert (config.precision, config.gradient_clipping, config.optimizer.params.weight_decay) == ("bf16", 0.25, 0.5)
+
+
+def test_arguments_left_at_their_defaults_do_not_contradict_the_file():
+    file = {"train_batch_size": 16, "bf16": {"enabled": True}, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
+    config = Config.load(file).resolve(world=8, training_arguments=TrainingArguments())
+    assert (config.optimizer.params.lr, config.precision, config.train_micro_batch_size_per_gpu) == (0.1, "bf16", 2)
+
+
+def test_batch_sizes_nobody_gave_come_from_the_arguments():
+    config = Config.load({}).resolve(world=2, training_arguments=TrainingArguments())
+    assert (config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps) == (
+        16,
+        8,
+        1,
+    )
+
+
+def test_contradictions_are_listed_together():
+    file = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": False},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}},
+    }
+    with pytest.raises(ConfigError) as error:
+        Config.load(file, file="ds.json").resolve(world=8, training_arguments=ARGUMENTS)
+    text = str(error.value)
+    assert text.startswith("ds.json: contradicts the training arguments: ")
+    for part in (
+        "`train_micro_batch_size_per_gpu` = 1 but per_device_train_batch_size = 4",
+        "`gradient_clipping` = 1.0 but max_grad_norm = 0.5",
+        "`bf16.enabled` = False but bf16 = True",
+        "`optimizer.params.lr` = 0.001 but learning_rate = 0.0003",
+        "`optimizer.params.betas` = (0.9, 0.95) but adam_beta1, adam_beta2 = (0.8, 0.95)",
+    ):
+        assert part in text
+
+
+def test_open_autos_are_listed_together():
+    with pytest.raises(ConfigError) as error:
+        Config.load(AUTO).resolve(world=8)
+    text = str(error.value)
+    assert text.startswith('configuration: "auto" has nothing to be filled from: ')
+    for key in ("train_micro_batch_size_per_gpu", "gradient_clipping", "fp16.enabled", "optimizer.params.betas"):
+        assert f"`{key}` (needs training_arguments)" in text
+    assert "`scheduler.params.total_num_steps` (needs the number of training steps)" in text
+    assert "`zero_optimization.stage3_param_persistence_threshold` (needs the model's hidden size)" in text
+    assert "reduce_bucket_size" not in text  # without effect, so its default is as good
+
+
+def test_an_auto_that_hugging_face_does_not_know():
+    file = {
+        "train_batch_size": 8,
+        "fp16": {"initial_scale_power": "auto"},
+        "zero_optimization": {"allgather_bucket_size": "auto"},
+    }
+    with pytest.raises(
+        ConfigError, match=r"`fp16.initial_scale_power` \(has no counterpart in training_arguments\); give values"
+    ):
+        Config.load(file).resolve(world=8, training_arguments=TrainingArguments())
+
+
+def test_a_total_batch_size_of_auto_follows_from_the_other_two():
+    file = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16}
+    assert Config.load(file).resolve(world=8).train_batch_size == 128
+
+
+def test_warmup_steps_win_over_the_ratio():
+    assert TrainingArguments(warmup_steps=7, warmup_ratio=0.5).warmup_updates(100) == 7

@@ -1,0 +1,95 @@
+"""Devices become a mesh: the three axes that every other module names, and simulated CPU devices to try them on.
+
+`replica` holds copies of the state (data parallelism across shard groups), `shard` is the axis ZeRO partitions over,
+and `tensor` is left to the compiler. The batch is split over the first two. Every axis is of type Auto, because the
+optimizer and the tensor axis rely on the compiler's own partitioning.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jzero.errors import ConfigError, JzeroError
+
+AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
+DATA_AXES = (REPLICA_AXIS, SHARD_AXIS)
+
+
+def make_mesh(devices: Sequence[Any] | None = None, *, replica: int = 1, tensor: int = 1) -> Mesh:
+    """Arranges devices into a (replica, shard, tensor) mesh.
+
+    Neighbours in `devices` become neighbours on `tensor` first, then on `shard`, so with devices listed node by node
+    the axes that communicate most stay inside a node.
+
+    Args:
+        devices: the `jax.Device`s to use, in order; all devices of all processes by default.
+        replica: number of copies of the sharded state.
+        tensor: number of devices that share one data shard.
+
+    Returns:
+        A mesh of shape (replica, len(devices) / (replica * tensor), tensor).
+
+    Raises:
+        ConfigError: the number of devices is not a multiple of replica * tensor.
+
+    Example:
+        >>> dict(make_mesh(jax.devices()[:4], replica=2).shape)
+        {'replica': 2, 'shard': 2, 'tensor': 1}
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    for name, size in (("replica", replica), ("tensor", tensor)):
+        if size < 1:
+            raise ConfigError(f"The mesh axis {name!r} has size {size}; it must be at least 1.")
+    if not devices:
+        raise ConfigError("A mesh needs at least one device, and none was given.")
+    n_shards, left_over = divmod(len(devices), replica * tensor)
+    if left_over:
+        raise ConfigError(
+            f"{len(devices)} devices cannot form a mesh with replica={replica} and tensor={tensor}: "
+            f"the number of devices must be a multiple of replica * tensor = {replica * tensor}."
+        )
+    grid = np.array(devices, dtype=object).reshape(replica, n_shards, tensor)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def n_data_shards(mesh: Mesh) -> int:
+    """Counts the parts a batch is split into: the product of the data axes, DeepSpeed's data-parallel world size.
+
+    Args:
+        mesh: a mesh from `make_mesh`.
+
+    Returns:
+        replica * shard.
+
+    Example:
+        >>> n_data_shards(make_mesh(jax.devices()[:4], tensor=2))
+        2
+    """
+    return mesh.shape["replica"] * mesh.shape["shard"]
+
+
+def simulate_devices(n: int) -> None:
+    """Makes JAX show `n` CPU devices in this process, so that sharded programs run without accelerators.
+
+    Args:
+        n: number of devices per process.
+
+    Raises:
+        JzeroError: JAX has already started with other devices.
+
+    Example:
+        >>> simulate_devices(8)  # a no-op where JAX already runs on 8 CPU devices
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", n)
+        jax.config.update("jax_platforms", "cpu")
+    except RuntimeError as error:
+        if jax.default_backend() == "cpu" and jax.local_device_count() == n:
+            return
+        raise JzeroError(
+            f"Cannot simulate {n} CPU devices: JAX has already started with {jax.local_device_count()} "
+            f"{jax.default_backend()} device(s); call simulate_devices before anything that runs JAX."
+        ) from error

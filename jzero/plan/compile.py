@@ -1,0 +1,57 @@
+"""Compiles the training step for GPUs that are not there: the very program a cluster would run, from shapes alone."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from jzero.config import Config
+from jzero.functional import Trainable, functional
+from jzero.mesh import n_data_shards
+from jzero.plan.program import Program, read_program
+from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+
+
+def compile_step(
+    *,
+    model: Any,
+    loss_fn: Callable,
+    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    sample_batch: Any,
+    gpu: str = "h100-80g",
+    n_gpus: int = 8,
+    gpus_per_node: int = 8,
+    optimizer: optax.GradientTransformation | None = None,
+    trainable: Trainable | Any | None = None,
+) -> Program:
+    """Compiles one training step for `n_gpus` GPUs without having any; nothing is allocated.
+
+    Args:
+        model: see `jzero.initialize`.
+        loss_fn: see `jzero.initialize`.
+        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`; its world size is `n_gpus`.
+        sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
+        gpu: a name from `jzero.plan.GPUS`.
+        n_gpus: the number of GPUs.
+        gpus_per_node: how many of them share a host.
+        optimizer: see `jzero.initialize`.
+        trainable: see `jzero.initialize`.
+
+    Returns:
+        The compiled program: `hlo_text` (scheduled), `memory` (bytes per device) and `collectives`.
+
+    Raises:
+        JzeroError: whatever does not fit, in one sentence.
+    """
+    mesh = gpu_mesh(gpu, n_gpus, gpus_per_node)
+    fns = functional(
+        model=model,
+        loss_fn=loss_fn,
+        config=Config.load(config).resolve(world=n_data_shards(mesh)),
+        sample_batch=sample_batch,
+        mesh=mesh,
+        optimizer=optimizer,
+        trainable=trainable,
+    )
+    return read_program(fns.step.lower(fns.state, fns.batch).compile(compiler_options=COMPILE_ONLY_OPTIONS), mesh)

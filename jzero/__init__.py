@@ -1,0 +1,39 @@
+"""jzero: ZeRO stages 0 to 3 for any Flax model, driven by the DeepSpeed JSON you already have."""
+
+from jzero.quiet import quiet_start
+
+quiet_start()
+
+from jzero.config import Config  # noqa: E402
+from jzero.engine import Engine, initialize  # noqa: E402
+from jzero.errors import (  # noqa: E402
+    BatchError,
+    CheckpointError,
+    ConfigError,
+    JzeroError,
+    LossScaleError,
+    ModelError,
+)
+from jzero.functional import Functional, functional  # noqa: E402
+from jzero.mesh import make_mesh, simulate_devices  # noqa: E402
+from jzero.model import Mean  # noqa: E402
+from jzero.state import TrainState  # noqa: E402
+
+__version__ = "0.1.0"
+__all__ = [
+    "BatchError",
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "Engine",
+    "Functional",
+    "JzeroError",
+    "LossScaleError",
+    "Mean",
+    "ModelError",
+    "TrainState",
+    "functional",
+    "initialize",
+    "make_mesh",
+    "simulate_devices",
+]

@@ -1,0 +1,75 @@
+"""Every difference between the supported JAX versions, in one place (0.10 on Python 3.11 to 0.12 on newer ones)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
+from jax.interpreters import partial_eval as pe
+
+JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+
+
+class Subprogram(NamedTuple):
+    """A jaxpr and the values of its constants."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def subprogram(jaxpr: Any) -> Subprogram:
+    """Opens a jaxpr found in an equation's parameters, whether or not it is closed."""
+    consts = getattr(jaxpr, "consts", ())
+    return Subprogram(getattr(jaxpr, "jaxpr", jaxpr), consts)
+
+
+def trace(fn: Callable, *args: Any) -> tuple[Subprogram, Any]:
+    """Traces `fn` to a jaxpr without dead code.
+
+    Args:
+        fn: a function of pytrees.
+        *args: arrays, tracers or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The jaxpr, with one variable per leaf of `args`, and the pytree of output shapes.
+    """
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    live = [True] * len(closed.jaxpr.outvars)
+    if JAX_VERSION >= (0, 12):
+        jaxpr, _, _ = pe.dce_jaxpr_consts(closed, live, instantiate=True)  # pyright: ignore[reportArgumentType]
+        return subprogram(jaxpr), out_shape
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, live, instantiate=True)
+    return Subprogram(jaxpr, closed.consts), out_shape
+
+
+def used_inputs(fn: Callable, *args: Any) -> list[bool]:
+    """Tells which leaves of `args` the outputs of `fn` really depend on."""
+    closed = jax.make_jaxpr(fn)(*args)
+    live = [True] * len(closed.jaxpr.outvars)
+    if JAX_VERSION >= (0, 12):
+        return pe.dce_jaxpr_consts(closed, live)[2]  # pyright: ignore[reportArgumentType]
+    return pe.dce_jaxpr(closed.jaxpr, live)[1]
+
+
+def scan_arity(eqn: Any) -> tuple[int, int]:
+    """The number of constants and of carried values among the operands of a `scan` equation."""
+    if "ft_in" in eqn.params:
+        consts, carry, _ = eqn.params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
+def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Applies an equation's primitive to new operands, under the equation's own context and name."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def holds_jaxprs(eqn: Any) -> bool:
+    """Whether an equation carries a program of its own (control flow, custom rules, kernels)."""
+    kinds = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
+    values = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else [p])]
+    return any(isinstance(v, kinds) or callable(v) for v in values)

@@ -1,0 +1,237 @@
+"""The functional layer: a model, a loss and a configuration become pure `init`, `step` and `evaluate` functions.
+
+The engine is a thin object around it; those who write their own loops, and the planner, which compiles the step for
+GPUs that are not there, use it directly. Building it runs nothing on the devices: the model is only traced.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jzero.compiler import compiler_options
+from jzero.config import Config
+from jzero.errors import BatchError, ConfigError, ModelError
+from jzero.gather import scanned_dims
+from jzero.layout import Placement, place_all
+from jzero.loss_scale import init_loss_scale
+from jzero.mesh import DATA_AXES, n_data_shards
+from jzero.model import Model, adapt
+from jzero.optim import build_optimizer
+from jzero.precision import Precision, precision
+from jzero.schedules import build_schedule
+from jzero.stages import StagePlan, stage_plan
+from jzero.state import TrainState, pad, path_name, place_like_params, shardings, split, stored
+from jzero.step import Recipe, eval_step, shard_over_data, train_step
+
+Trainable = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A training run as pure functions.
+
+    Attributes:
+        init: `init(seed) -> state`; jitted, every array is born sharded.
+        step: `step(state, batch) -> (state, metrics)`; jitted, the old state's memory is reused. Leaves of `batch` are
+            `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`.
+        evaluate: `evaluate(state, batch) -> metrics`; jitted, leaves of `batch` are `[rows, ...]`.
+        state: the abstract state, with shardings: padded shapes, as stored.
+        batch: the abstract training batch, with shardings.
+        placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
+        recipe: everything fixed that went into the above.
+    """
+
+    init: Any
+    step: Any
+    evaluate: Any
+    state: TrainState
+    batch: Any
+    placements: TrainState
+    recipe: Recipe
+
+
+def functional(
+    *,
+    model: Any,
+    loss_fn: Callable,
+    config: Config,
+    sample_batch: Any,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Trainable | Any | None = None,
+) -> Functional:
+    """Builds the functional layer.
+
+    Args:
+        model: a Linen module, or a function `rngs -> NNX module`.
+        loss_fn: see `jzero.model.adapt`.
+        config: a resolved configuration.
+        sample_batch: a pytree whose leaves have leading dimension `train_batch_size`; only shapes and dtypes are read.
+        mesh: from `jzero.mesh.make_mesh`.
+        optimizer: an optax transformation in place of the configuration's `optimizer`, without gradient clipping.
+        schedule: applied steps -> learning rate, in place of the configuration's `scheduler`.
+        trainable: which parameters to train: a function of the dotted name, or a pytree of bool like the parameters.
+            All by default. The others get no optimizer state and no gradients.
+
+    Raises:
+        JzeroError: whatever does not fit, in one sentence.
+    """
+    plan, dtypes = stage_plan(config.zero_optimization.stage), precision(config)
+    batch = _batch_shapes(sample_batch, config, mesh)
+    local_batch = _local_shapes(batch, n_data_shards(mesh))
+    pure_model = adapt(model, loss_fn)
+    params, model_state = _abstract_model(pure_model, dtypes, local_batch)
+    mask = _trainable_mask(params, trainable)
+    casts = jax.tree.map(lambda x: dtypes.casts(x.dtype), params)
+
+    placements = _placements(plan, config, mesh, pure_model, dtypes, params, model_state, local_batch)
+    if optimizer is None:
+        optimizer, schedule = _configured_optimizer(config, schedule)
+    trained, _ = split(params, mask)
+    opt_state = jax.eval_shape(optimizer.init, trained)
+    trained_placements, _ = split(placements, mask)
+    opt_placements = place_like_params(opt_state, trained, trained_placements)
+    recipe = Recipe(
+        pure_model, config, plan, dtypes, mesh, placements, mask, casts, optimizer, opt_placements, schedule
+    )
+
+    def init_state(seed: jax.Array, given_params: Any = None) -> TrainState:
+        key = jax.random.key(seed)
+        made, state = pure_model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
+        master = jax.tree.map(dtypes.master, made if given_params is None else given_params)
+        return TrainState(
+            params=pad(master, placements),
+            opt_state=pad(optimizer.init(split(master, mask)[0]), opt_placements),
+            model_state=state,
+            loss_scale=init_loss_scale(config),
+            step=jnp.zeros((), jnp.int32),
+            applied_steps=jnp.zeros((), jnp.int32),
+            rng=jax.random.key_data(jax.random.fold_in(key, 1)),
+        )
+
+    true_state = jax.eval_shape(init_state, jnp.uint32(0))
+    whole = jax.tree.map(lambda x: Placement(tuple(x.shape)), true_state)
+    state_placements = TrainState(**{**vars(whole), "params": placements, "opt_state": opt_placements})
+    state_shardings = shardings(state_placements, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    options = compiler_options(mesh)
+    return Functional(
+        init=jax.jit(init_state, out_shardings=state_shardings),
+        step=jax.jit(
+            train_step(recipe),
+            donate_argnums=0,
+            out_shardings=(state_shardings, everywhere),
+            compiler_options=options,
+        ),
+        evaluate=jax.jit(eval_step(recipe), out_shardings=everywhere, compiler_options=options),
+        state=stored(state_placements, true_state, mesh),
+        batch=batch,
+        placements=state_placements,
+        recipe=recipe,
+    )
+
+
+def _batch_shapes(sample_batch: Any, config: Config, mesh: Mesh) -> Any:
+    """`[train_batch_size, ...]` -> abstract `[accumulation, micro-batch, ...]`, sharded on the second dimension."""
+    n_micro, total = config.gradient_accumulation_steps, config.train_batch_size
+    if not jax.tree.leaves(sample_batch):
+        raise BatchError("sample_batch holds no arrays; give one batch as train_batch would get it.")
+    per_process = total // jax.process_count()
+
+    def reshaped(path, x):
+        if not jnp.ndim(x) or x.shape[0] not in (total, per_process):
+            raise BatchError(
+                f"sample_batch leaf {path_name(path) or '(the batch itself)'} has shape {tuple(jnp.shape(x))}; "
+                f"its leading dimension must be train_batch_size = {total}."
+            )
+        sharding = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
+        return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), x.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(reshaped, sample_batch)
+
+
+def _local_shapes(batch: Any, n_shards: int) -> Any:
+    """The part of one micro-batch that one device sees."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[1] // n_shards, *x.shape[2:]), x.dtype), batch)
+
+
+def _abstract_model(model: Model, dtypes: Precision, local_batch: Any) -> tuple[Any, Any]:
+    """Shapes of the master parameters and of the model state."""
+
+    def init(key, batch):
+        params, model_state = model.init(key, batch)
+        return jax.tree.map(dtypes.master, params), model_state
+
+    params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
+    if not jax.tree.leaves(params):
+        raise ModelError(
+            "the model has no parameters (nnx.Param, or the collection 'params' in Linen), so nothing to train."
+        )
+    return params, model_state
+
+
+def _trainable_mask(params: Any, trainable: Trainable | Any | None) -> Any:
+    """A pytree of bool like the parameters; integer leaves cannot be trained."""
+    if callable(trainable):
+        mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path_name(path))), params)
+    elif trainable is None:
+        mask = jax.tree.map(lambda _: True, params)
+    elif jax.tree.structure(trainable) == jax.tree.structure(params):
+        mask = jax.tree.map(bool, trainable)
+    else:
+        raise ModelError("trainable must be a function of a parameter's name or a pytree of bool like the parameters.")
+    mask = jax.tree.map(lambda wanted, x: wanted and jnp.issubdtype(x.dtype, jnp.inexact), mask, params)
+    if not any(jax.tree.leaves(mask)):
+        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        raise ModelError(f"no parameter is trainable; the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}.")
+    return mask
+
+
+def _placements(
+    plan: StagePlan,
+    config: Config,
+    mesh: Mesh,
+    model: Model,
+    dtypes: Precision,
+    params: Any,
+    model_state: Any,
+    local_batch: Any,
+) -> Any:
+    """Traces the loss once, inside `shard_map` so that it may name mesh axes, and lays the parameters out."""
+    found: dict[int, Any] = {}
+    abstract_key = jax.eval_shape(jax.random.key, 0)
+
+    def probe(params, model_state, batch, key):
+        def loss(params, model_state, batch, key):
+            return model.apply(params, model_state, batch, key, True)
+
+        args = (dtypes.inputs(params), model_state, dtypes.inputs(batch), key)
+        found.update(scanned_dims(loss, *args))
+        return ()
+
+    spec = PartitionSpec()
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, abstract_key)
+    zero = config.zero_optimization
+    return place_all(
+        params,
+        mesh.shape["shard"] if plan.shards_state else 1,
+        keep_whole_up_to=zero.stage3_param_persistence_threshold if plan.keeps_small_leaves_whole else 0,
+        undividable=found,
+    )
+
+
+def _configured_optimizer(
+    config: Config, schedule: optax.Schedule | None
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    if config.optimizer is None:
+        raise ConfigError(
+            "the configuration has no `optimizer`; add one, or pass an optax transformation as `optimizer=`."
+        )
+    schedule = schedule or build_schedule(config.scheduler, config.optimizer.params.lr)
+    return build_optimizer(config.optimizer, schedule), schedule

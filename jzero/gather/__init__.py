@@ -1,0 +1,6 @@
+"""Gather at use: ZeRO-3 for any function, by transforming its jaxpr."""
+
+from jzero.gather.interpreter import gather_at_use
+from jzero.gather.scanned import scanned_dims
+
+__all__ = ["gather_at_use", "scanned_dims"]

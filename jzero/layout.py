@@ -1,0 +1,133 @@
+"""Which dimension of each parameter is divided over the shards: one pure function from shapes to placements.
+
+Dimension 0 is preferred because a gather there is free of copies. A dimension that a `scan` walks over is never
+divided, since each iteration would then live on one device only. A large leaf that nothing divides is padded; a small
+one stays whole.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jzero.mesh import SHARD_AXIS
+
+PAD_ABOVE_ELEMENTS = 16_384
+"""A leaf that no dimension divides is padded only above this size; below it, a copy on each device costs little."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How one array lies over the `shard` axis.
+
+    Attributes:
+        shape: the true shape, as the model knows it.
+        dim: the divided dimension, or None for a replicated array.
+        n_shards: the number of equal parts along `dim`.
+    """
+
+    shape: tuple[int, ...]
+    dim: int | None = None
+    n_shards: int = 1
+
+    @property
+    def padding(self) -> int:
+        """Rows of zeros appended along `dim` so that it divides evenly."""
+        return 0 if self.dim is None else -self.shape[self.dim] % self.n_shards
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The global shape of the stored array."""
+        return tuple(n + self.padding if d == self.dim else n for d, n in enumerate(self.shape))
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The shape of the part that one device holds."""
+        return tuple(n // self.n_shards if d == self.dim else n for d, n in enumerate(self.padded_shape))
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The partition of the stored array over the mesh."""
+        return PartitionSpec() if self.dim is None else PartitionSpec(*[None] * self.dim, SHARD_AXIS)
+
+    def pad(self, x: jax.Array) -> jax.Array:
+        """Appends the zeros: true shape -> padded shape."""
+        if not self.padding:
+            return x
+        return jnp.pad(x, [(0, self.padding if d == self.dim else 0) for d in range(x.ndim)])
+
+    def unpad(self, x: jax.Array) -> jax.Array:
+        """Drops the zeros: padded shape -> true shape."""
+        return (
+            jax.lax.slice_in_dim(x, 0, self.shape[self.dim], axis=self.dim)
+            if self.dim is not None and self.padding
+            else x
+        )
+
+
+def place(
+    shape: tuple[int, ...],
+    n_shards: int,
+    *,
+    keep_whole_up_to: int = 0,
+    undividable: Collection[int] = (),
+) -> Placement:
+    """Chooses the placement of one array.
+
+    Args:
+        shape: the true shape.
+        n_shards: the size of the mesh's `shard` axis.
+        keep_whole_up_to: leaves of at most this many elements stay replicated
+            (DeepSpeed key `stage3_param_persistence_threshold`).
+        undividable: dimensions that must stay whole, such as the one a `scan` walks over.
+
+    Returns:
+        The first dimension that divides evenly; failing that the one that needs the least padding, in proportion, for a
+        large leaf; failing that a replicated placement.
+
+    Example:
+        >>> place((50257, 768), 64).dim, place((50257, 771), 64).padded_shape, place((3,), 64).dim
+        (1, (50304, 771), None)
+    """
+    size = math.prod(shape)
+    whole = Placement(shape)
+    dims = [d for d in range(len(shape)) if d not in undividable]
+    if n_shards == 1 or size <= keep_whole_up_to or size == 0 or not dims:
+        return whole
+    for d in dims:
+        if shape[d] % n_shards == 0:
+            return Placement(shape, d, n_shards)
+    if size <= PAD_ABOVE_ELEMENTS:
+        return whole
+    best = min((Placement(shape, d, n_shards) for d in dims), key=lambda p: math.prod(p.padded_shape))
+    return best if math.prod(best.shard_shape) < size else whole
+
+
+def place_all(
+    params: Mapping | list | tuple | object,
+    n_shards: int,
+    *,
+    keep_whole_up_to: int = 0,
+    undividable: Mapping[int, Collection[int]] | None = None,
+):
+    """Chooses the placement of every leaf of a parameter tree.
+
+    Args:
+        params: a pytree of arrays or `jax.ShapeDtypeStruct`s with true shapes.
+        n_shards: the size of the mesh's `shard` axis.
+        keep_whole_up_to: see `place`.
+        undividable: for the index of a leaf (in flattening order), the dimensions that must stay whole.
+
+    Returns:
+        A pytree of `Placement`s with the structure of `params`.
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    undividable = undividable or {}
+    placements = [
+        place(tuple(x.shape), n_shards, keep_whole_up_to=keep_whole_up_to, undividable=undividable.get(i, ()))
+        for i, x in enumerate(leaves)
+    ]
+    return treedef.unflatten(placements)

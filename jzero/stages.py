@@ -1,0 +1,82 @@
+"""What a ZeRO stage means, as data.
+
+A stage decides three things: which lasting state is sharded, when full parameters come into being, and when gradients
+cross the mesh. Every other module reads this table; none of them compares a stage with a number.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from jzero.errors import ConfigError
+
+
+class Gather(enum.Enum):
+    """When the full parameters that compute needs are made from the lasting ones."""
+
+    NEVER = "the lasting parameters are already whole"
+    ONCE_PER_STEP = "gathered once at the start of the step"
+    AT_USE = "gathered where used, dropped, gathered again in the backward pass"
+
+
+class Reduce(enum.Enum):
+    """When gradients are summed over the mesh, and what remains of them on a device."""
+
+    SUM_ONCE_PER_STEP = "accumulated whole, summed once at the end of the step"
+    SCATTER_ONCE_PER_STEP = "accumulated whole over the micro-batches, scattered once at the end of the step"
+    SCATTER_EVERY_MICRO_BATCH = "scattered after every micro-batch into a sharded accumulator"
+    SCATTER_AT_USE = "scattered in the backward pass, each as soon as it is produced, into a sharded accumulator"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One row of the table.
+
+    Attributes:
+        stage: the DeepSpeed integer, key `zero_optimization.stage`.
+        shards_state: the fp32 master parameters and the optimizer's moments are divided over the data axis.
+        gather: when the parameters used in compute are gathered.
+        reduce: when gradients are reduced.
+        keeps_small_leaves_whole: leaves of at most `stage3_param_persistence_threshold` elements stay replicated.
+    """
+
+    stage: int
+    shards_state: bool
+    gather: Gather
+    reduce: Reduce
+    keeps_small_leaves_whole: bool
+
+    @property
+    def scatters_after_backward(self) -> bool:
+        """Whether whole gradients of a micro-batch are scattered when its backward pass is done."""
+        return self.reduce is Reduce.SCATTER_EVERY_MICRO_BATCH
+
+    @property
+    def scatters_every_micro_batch(self) -> bool:
+        """Whether the gradient accumulator is sharded."""
+        return self.reduce in (Reduce.SCATTER_EVERY_MICRO_BATCH, Reduce.SCATTER_AT_USE)
+
+
+STAGES = (
+    StagePlan(0, False, Gather.NEVER, Reduce.SUM_ONCE_PER_STEP, False),
+    StagePlan(1, True, Gather.ONCE_PER_STEP, Reduce.SCATTER_ONCE_PER_STEP, False),
+    StagePlan(2, True, Gather.ONCE_PER_STEP, Reduce.SCATTER_EVERY_MICRO_BATCH, False),
+    StagePlan(3, True, Gather.AT_USE, Reduce.SCATTER_AT_USE, True),
+)
+
+
+def stage_plan(stage: int) -> StagePlan:
+    """Looks up the row of a stage.
+
+    Args:
+        stage: 0, 1, 2 or 3 (DeepSpeed key `zero_optimization.stage`).
+
+    Raises:
+        ConfigError: if there is no such stage.
+
+    Example:
+        >>> stage_plan(3).gather.value
+        'gathered where used, dropped, gathered again in the backward pass'
+    """
+    if stage not in range(len(STAGES)):
+        raise ConfigError(f"zero_optimization.stage is {stage!r}, but ZeRO has the stages 0, 1, 2 and 3.")
+    return STAGES[stage]

@@ -1,0 +1,296 @@
+"""The training step and the evaluation step as pure functions.
+
+A training step is `optimizer(shard_map(loss and gradients))`: ZeRO's collectives are placed by hand inside `shard_map`,
+over the data axes; the update runs outside it, on global arrays, so that any optax transformation sees whole
+parameters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from jzero.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
+from jzero.config import Config
+from jzero.gather import gather_at_use
+from jzero.loss_scale import update_loss_scale
+from jzero.mesh import DATA_AXES, n_data_shards
+from jzero.model import Mean, Model, Outcome
+from jzero.precision import Precision
+from jzero.stages import Gather, StagePlan
+from jzero.state import TrainState, is_placement, join, pad, split, unpad
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a run that is fixed before it starts.
+
+    Attributes:
+        model: the loss as a pure function of parameters.
+        config: the resolved configuration.
+        plan: what the ZeRO stage means.
+        precision: the dtypes.
+        mesh: the devices.
+        placements: pytree of `Placement` like the parameters.
+        trainable: pytree of bool like the parameters.
+        casts: pytree of tuples of dtypes like the parameters: from lasting to compute dtype.
+        optimizer: the optax transformation, without clipping.
+        opt_placements: pytree of `Placement` like the optimizer state.
+        schedule: applied steps -> learning rate, for the report; None if the optimizer keeps it to itself.
+    """
+
+    model: Model
+    config: Config
+    plan: StagePlan
+    precision: Precision
+    mesh: Mesh
+    placements: Any
+    trainable: Any
+    casts: Any
+    optimizer: optax.GradientTransformation
+    opt_placements: Any
+    schedule: optax.Schedule | None
+
+    @property
+    def wire(self) -> Wire:
+        """How gradients travel."""
+        return Wire(self.precision.reduce, self.mesh.shape["replica"], n_data_shards(self.mesh))
+
+    @property
+    def specs(self) -> Any:
+        """The partition of each parameter."""
+        return jax.tree.map(lambda p: p.spec, self.placements, is_leaf=is_placement)
+
+
+def train_step(recipe: Recipe) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
+    """Builds `step(state, batch) -> (state, metrics)`.
+
+    The leaves of `batch` are `[accumulation, rows of a micro-batch over all devices, ...]`, sharded on the second
+    dimension.
+    """
+    placements, _ = split(recipe.placements, recipe.trainable)
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        scale = state.loss_scale.scale
+        grads, loss, user_metrics, model_state = _sharded_grads(recipe)(
+            state.params, state.model_state, batch, jax.random.key_data(key), scale
+        )
+
+        grads = unpad(grads, placements)
+        finite = jnp.stack([_fits(g, recipe.precision, scale) for g in jax.tree.leaves(grads)]).all()
+        norm = optax.tree.norm(grads)
+        grads = _clip(grads, norm, recipe.config.gradient_clipping)
+
+        trained, frozen = split(state.params, recipe.trainable)
+        params = unpad(trained, placements)
+        opt_state = unpad(state.opt_state, recipe.opt_placements)
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 step count with floats
+            updates, opt_state = recipe.optimizer.update(grads, opt_state, params)
+            params = optax.apply_updates(params, updates)
+
+        # Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike.
+        proposed = (pad(params, placements), pad(opt_state, recipe.opt_placements), model_state)
+        current = (trained, state.opt_state, state.model_state)
+        trained, opt_state, model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), proposed, current)
+        new_state = TrainState(
+            params=join(trained, frozen),
+            opt_state=opt_state,
+            model_state=model_state,
+            loss_scale=update_loss_scale(state.loss_scale, ~finite, recipe.config),
+            step=state.step + 1,
+            applied_steps=state.applied_steps + finite.astype(jnp.int32),
+            rng=state.rng,
+        )
+        learning_rate = {}
+        if recipe.schedule is not None:
+            learning_rate["learning_rate"] = jnp.asarray(recipe.schedule(state.applied_steps), jnp.float32)
+        metrics = {
+            **user_metrics,
+            "loss": loss,
+            "grad_norm": norm,
+            **learning_rate,
+            "loss_scale": scale,
+            "overflow": ~finite,
+            "skipped_steps": new_state.step - new_state.applied_steps,
+            "applied_steps": new_state.applied_steps,
+        }
+        return new_state, metrics
+
+    return step
+
+
+def eval_step(recipe: Recipe) -> Callable[[TrainState, Any], dict[str, jax.Array]]:
+    """Builds `evaluate(state, batch) -> metrics`, for a batch `[rows, ...]` sharded on the first dimension."""
+
+    def local(params, model_state, batch, key):
+        params, apply = _compute_params(recipe, params, train=False)
+        outcome = apply(params, model_state, recipe.precision.inputs(batch), jax.random.wrap_key_data(key))
+        return _averages({"loss": outcome.loss, **outcome.metrics}, n_data_shards(recipe.mesh))
+
+    def evaluate(state: TrainState, batch: Any) -> dict[str, jax.Array]:
+        sharded = shard_over_data(local, recipe.mesh, (recipe.specs, P(), P(DATA_AXES), P()), P())
+        return sharded(state.params, state.model_state, batch, state.rng)
+
+    return evaluate
+
+
+P = PartitionSpec
+
+
+def shard_over_data(fn: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    """`jax.shard_map` over the data axes; the tensor axis is left to the compiler."""
+    return jax.shard_map(
+        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(DATA_AXES), check_vma=False
+    )
+
+
+def _sharded_grads(recipe: Recipe) -> Callable:
+    """Builds the manual part: sharded parameters and a batch -> averaged gradients, loss, metrics, new model state."""
+    n_micro = recipe.config.gradient_accumulation_steps
+    n_shards = n_data_shards(recipe.mesh)
+    placements, _ = split(recipe.placements, recipe.trainable)
+    specs, _ = split(recipe.specs, recipe.trainable)
+
+    def local(params_sharded, model_state, batch, key_data, scale):
+        params, apply = _compute_params(recipe, params_sharded, train=True)
+        trained, frozen = split(params, recipe.trainable)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
+
+        def objective(trained, model_state, micro_batch, key):
+            outcome: Outcome = apply(join(trained, frozen), model_state, recipe.precision.inputs(micro_batch), key)
+            # Each device's share is brought to the size of a mean before it is scaled, so that fp16 gradients of a sum
+            # over tokens stay in range; the weights come back in once the gradients are fp32.
+            weight = _mean_weight(outcome.loss, n_shards)
+            return outcome.loss.total / _positive(weight) * (scale / n_micro), (outcome, weight)
+
+        def micro_step(model_state, micro_batch, i):
+            grad = jax.grad(objective, has_aux=True)
+            grads, (outcome, weight) = grad(trained, model_state, micro_batch, jax.random.fold_in(key, i))
+            grads = _reduce_each_micro_batch(recipe.plan, grads, placements, recipe.wire)
+            sums = {"loss": outcome.loss, **outcome.metrics}
+            return jax.tree.map(lambda g: g * weight, grads), sums, weight, outcome.model_state
+
+        if n_micro == 1:
+            grads, sums, weight, new_model_state = micro_step(model_state, jax.tree.map(lambda x: x[0], batch), 0)
+        else:
+            grads, sums, weight, new_model_state = _accumulate(micro_step, model_state, batch, n_micro)
+        grads = _reduce_at_end(recipe.plan, grads, placements, recipe.wire)
+        unscale = n_micro / (scale * _positive(weight) * n_shards)
+        grads = jax.tree.map(lambda g: g * unscale, grads)
+        averages = _averages(sums, n_shards * n_micro)
+        return grads, averages.pop("loss"), averages, _agree(new_model_state, model_state)
+
+    return shard_over_data(
+        local, recipe.mesh, (recipe.specs, P(), P(None, DATA_AXES), P(), P()), (specs, P(), P(), P())
+    )
+
+
+def _compute_params(recipe: Recipe, params_sharded: Any, *, train: bool) -> tuple[Any, Callable]:
+    """The parameters that enter the loss, and the loss that takes them, as the stage has it."""
+
+    def apply(params, model_state, batch, key):
+        return recipe.model.apply(params, model_state, batch, key, train)
+
+    if recipe.plan.gather is Gather.AT_USE:
+        return params_sharded, gather_at_use(
+            apply, recipe.placements, recipe.wire, casts=recipe.casts, trainable=recipe.trainable
+        )
+    params = jax.tree.map(
+        lambda p, x, casts: gather_leaf(x, p, casts),
+        recipe.placements,
+        params_sharded,
+        recipe.casts,
+        is_leaf=is_placement,
+    )
+    return params, apply
+
+
+def _accumulate(micro_step: Callable, model_state: Any, batch: Any, n_micro: int) -> Any:
+    """Runs the micro-batches one after the other and adds up what they give, gradients in fp32."""
+    first = jax.tree.map(lambda x: x[0], batch)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(micro_step, model_state, first, jnp.int32(0))[:3]
+    )
+
+    def body(carry, xs):
+        model_state, totals = carry
+        *new, model_state = micro_step(model_state, *xs)
+        return (model_state, jax.tree.map(jnp.add, totals, tuple(new))), None
+
+    (model_state, totals), _ = jax.lax.scan(body, (model_state, zeros), (batch, jnp.arange(n_micro, dtype=jnp.int32)))
+    return *totals, model_state
+
+
+def _reduce_each_micro_batch(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
+    """What happens to gradients as soon as a micro-batch has produced them; they leave in fp32."""
+
+    def reduce(placement, grad):
+        if placement.dim is not None and plan.scatters_after_backward:
+            return scatter_leaf(grad, placement, wire)
+        return grad.astype(jnp.float32) if jnp.issubdtype(grad.dtype, jnp.floating) else grad
+
+    return jax.tree.map(reduce, placements, grads, is_leaf=is_placement)
+
+
+def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
+    """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
+    leaves, treedef = jax.tree.flatten(grads)
+    flat = treedef.flatten_up_to(placements)
+    whole = iter(sum_leaves([g for g, p in zip(leaves, flat, strict=True) if p.dim is None], wire))
+    reduced = [
+        next(whole) if p.dim is None else g if plan.scatters_every_micro_batch else scatter_leaf(g, p, wire)
+        for g, p in zip(leaves, flat, strict=True)
+    ]
+    return treedef.unflatten(reduced)
+
+
+def _mean_weight(loss: Mean, n_shards: int) -> jax.Array:
+    """The average weight of a device's share of this micro-batch; 1 where all count alike."""
+    if loss.weight is None:
+        return jnp.ones((), jnp.float32)
+    return jax.lax.stop_gradient(jax.lax.psum(loss.weight, DATA_AXES)) / n_shards
+
+
+def _positive(weight: jax.Array) -> jax.Array:
+    """A weight that can be divided by: nothing at all counts as one, so that an empty batch has loss and gradient 0."""
+    return jnp.where(weight > 0, weight, 1.0)
+
+
+def _averages(sums: dict[str, Mean], count: int) -> dict[str, jax.Array]:
+    """Local sums -> means over all devices, in one collective."""
+    totals = jax.lax.psum(sums, DATA_AXES)
+    return {name: m.total / (count if m.weight is None else _positive(m.weight)) for name, m in totals.items()}
+
+
+def _agree(model_state: Any, before: Any) -> Any:
+    """Averages model state that a step has changed, so that it stays the same on every device."""
+
+    def agree(new, old):
+        return jax.lax.pmean(new, DATA_AXES) if new is not old and jnp.issubdtype(new.dtype, jnp.inexact) else new
+
+    return jax.tree.map(agree, model_state, before)
+
+
+def _fits(grad: jax.Array, precision: Precision, scale: jax.Array) -> jax.Array:
+    """Whether a gradient is finite; in fp16, whether the scaled one would be finite in fp16 too.
+
+    Accumulation in fp32 hides an overflow that DeepSpeed, which accumulates in fp16, sees and answers with a smaller
+    scale. Judging the sum by what fp16 can hold keeps the scale, and so the skipped steps, the same.
+    """
+    if precision.compute == jnp.float16 and jnp.issubdtype(grad.dtype, jnp.floating):
+        grad = (grad * scale).astype(jnp.float16)
+    return jnp.isfinite(grad).all()
+
+
+def _clip(grads: Any, norm: jax.Array, max_norm: float) -> Any:
+    """Clips by global norm as DeepSpeed does: divides by (norm + 1e-6) / max_norm where that exceeds 1."""
+    if not max_norm:
+        return grads
+    divisor = jnp.maximum((norm + 1e-6) / max_norm, 1.0)
+    return jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)

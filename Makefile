@@ -1,0 +1,45 @@
+# make demo     train a small GPT under ZeRO-3 on 8 simulated devices
+# make test     run the tests
+# make check    lint, types and the examples in docstrings
+# make bench    measure steps on simulated devices and programs compiled for GPUs
+# make clean    remove what the above made
+#
+# The first of them installs jzero into .venv. PYTHON=... chooses the interpreter, VENV=... the folder,
+# and `make demo ARGS="deepspeed.zero_optimization.stage=2"` changes the demo's run file.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
+
+.PHONY: demo test check bench install clean
+
+demo: $(INSTALLED)
+	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest jzero
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/cpu_mesh.py
+	$(BIN)/python benchmarks/gpu_program.py
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) $(NEW_ENOUGH) || { echo "jzero needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version); this takes a minute or two, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv* runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

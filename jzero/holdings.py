@@ -1,0 +1,169 @@
+"""What each device holds and why: the live bytes beside the ZeRO paper's formula.
+
+What lasts between steps is read from the live arrays. What exists only inside a step, gradients and the parameters in
+the compute dtype, is worked out from the placements and the stage's row in `jzero.stages`. The formula is that of
+mixed-precision Adam (Rajbhandari et al. 2020, section 3.1): 16 bytes a parameter, of which a stage divides its part by
+the number of shards.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+from rich.table import Table
+
+from jzero.stages import Gather, StagePlan
+from jzero.state import is_placement, split
+
+if TYPE_CHECKING:
+    from jzero.engine import Engine
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One part of a device's memory.
+
+    Attributes:
+        part: what it is.
+        lasts: between steps; else it exists only inside a step.
+        n_bytes: bytes on the fullest device of this process.
+        paper_bytes: what the paper's formula says, None where it has no term.
+        formula: the paper's term, as text.
+        why: the reason in words.
+    """
+
+    part: str
+    lasts: bool
+    n_bytes: int
+    paper_bytes: float | None
+    formula: str
+    why: str
+
+
+def holdings(engine: "Engine") -> list[Holding]:
+    """Lists what a device holds.
+
+    Args:
+        engine: from `jzero.initialize`.
+
+    Returns:
+        The parts, lasting ones first.
+    """
+    plan, state = engine.stage_plan, engine.state
+    placements = jax.tree.leaves(engine.placements, is_leaf=is_placement)
+    sizes = [math.prod(p.shape) for p in placements]
+    n_params, n_shards = sum(sizes), engine.mesh.shape["shard"]
+    n_state = n_shards if plan.shards_state else 1
+    n_grads = n_shards if plan.scatters_every_micro_batch else 1
+    n_compute = n_shards if plan.gather is Gather.AT_USE else 1
+
+    def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> Holding:
+        paper = None if bytes_each is None else bytes_each * n_params / shards
+        formula = "" if bytes_each is None else f"{bytes_each}P" if shards == 1 else f"{bytes_each}P/{shards}"
+        return Holding(name, lasts, n_bytes, paper, formula, why)
+
+    spread = _spread(placements, n_state)
+    rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
+    return [
+        part("master parameters", True, device_bytes(state.params), 4, n_state, spread),
+        part(
+            "optimizer state", True, device_bytes(state.opt_state), 8, n_state, "lies like the parameters it belongs to"
+        ),
+        part("model state, scaler, rng", True, device_bytes(rest), None, 1, "small, so a copy on each device"),
+        part("gradients", False, _grads_bytes(engine), 2, n_grads, f"fp32, {plan.reduce.value}"),
+        part(
+            "parameters in compute", False, _compute_bytes(engine, placements), 2, n_compute, _compute_why(engine, plan)
+        ),
+    ]
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that a pytree of live arrays occupies on the fullest device of this process."""
+    totals = dict.fromkeys(jax.local_devices(), 0)
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            totals[shard.device] += shard.data.nbytes
+    return max(totals.values())
+
+
+def holdings_table(engine: "Engine") -> Table:
+    """Renders `holdings` for the screen."""
+    parts = holdings(engine)
+    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(engine.placements, is_leaf=is_placement))
+    table = Table(
+        title=f"What each device holds at stage {engine.stage_plan.stage} (P = {n_params:,} parameters)",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("part")
+    table.add_column("bytes", justify="right")
+    table.add_column("ZeRO paper", justify="right")
+    table.add_column("why", overflow="fold")
+    for lasts in (True, False):
+        rows = [part for part in parts if part.lasts is lasts]
+        for row in rows:
+            table.add_row(row.part, readable(row.n_bytes), _paper(row.formula, row.paper_bytes), row.why)
+        table.add_section()
+        total = sum(row.n_bytes for row in rows)
+        paper = sum(row.paper_bytes or 0 for row in rows)
+        what = "lasts between steps" if lasts else "at most inside a step"
+        table.add_row(what, readable(total), readable(paper), "activations come on top" * (not lasts), style="bold")
+        table.add_section()
+    return table
+
+
+def readable(n_bytes: float) -> str:
+    """Bytes in decimal units, as the paper counts them.
+
+    Example:
+        >>> readable(640), readable(1.5e6), readable(120e9)
+        ('640 B', '1.5 MB', '120 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 999.5 or unit == "GB":
+            break
+        n_bytes /= 1000
+    return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 99.95 else f"{n_bytes:.3g} {unit}"
+
+
+def _paper(formula: str, n_bytes: float | None) -> str:
+    return "-" if n_bytes is None else f"{formula} = {readable(n_bytes)}"
+
+
+def _spread(placements: list[Any], n_shards: int) -> str:
+    """Where the parameters lie, in words."""
+    if n_shards == 1:
+        return "whole on each device"
+    whole = [math.prod(p.shape) for p in placements if p.dim is None]
+    text = f"{len(placements) - len(whole)} arrays divided over {n_shards} devices"
+    if whole:
+        text += f"; {len(whole)} small ones whole ({sum(whole):,} elements, none above {max(whole):,})"
+    return text
+
+
+def _grads_bytes(engine: "Engine") -> int:
+    """The fp32 accumulator: trainable parameters only, in shards where every micro-batch scatters."""
+    trained, _ = split(engine.placements, engine.functional.recipe.trainable)
+    sharded = engine.stage_plan.scatters_every_micro_batch
+    shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
+    return 4 * sum(map(math.prod, shapes))
+
+
+def _compute_bytes(engine: "Engine", placements: list[Any]) -> int:
+    """What the loss reads besides the master parameters: gathered or cast copies."""
+    casts = jax.tree.leaves(engine.functional.recipe.casts, is_leaf=lambda x: isinstance(x, tuple))
+    masters = jax.tree.leaves(engine.state.params)
+    copies = []
+    for placement, cast, master in zip(placements, casts, masters, strict=True):
+        dtype = cast[-1] if cast else master.dtype
+        is_copy = placement.dim is not None or bool(cast)
+        copies.append(dtype.itemsize * math.prod(placement.shape) if is_copy else 0)
+    return max(copies) if engine.stage_plan.gather is Gather.AT_USE else sum(copies)
+
+
+def _compute_why(engine: "Engine", plan: StagePlan) -> str:
+    is_copy = engine.config.precision != "fp32" or plan.gather is not Gather.NEVER
+    copy = f"{engine.config.precision} copy: " if is_copy else ""
+    at_most = "; at most the largest array at a time" if plan.gather is Gather.AT_USE else ""
+    return f"{copy}{plan.gather.value}{at_most}"

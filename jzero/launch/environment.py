@@ -1,0 +1,68 @@
+"""One process of many finds the others from what its launcher left in the environment.
+
+DeepSpeed's launcher and torchrun say it with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; SLURM and Open MPI with
+variables of their own, which JAX reads itself.
+"""
+
+import os
+from collections.abc import Mapping
+
+import jax
+
+from jzero.errors import ConfigError
+from jzero.launch.failure import end_others_on_failure
+
+_JOB_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # absent in a batch script that runs on its own
+_LOCAL_SIZES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")  # processes on this machine: DeepSpeed's and torchrun's names
+
+
+def initialize_from_environment(environment: Mapping[str, str] | None = None) -> bool:
+    """Connects this process with the others of its run, if a launcher started several; call it before any JAX.
+
+    A process uses all devices of its machine. Only where the launcher started several on one machine, one for each GPU
+    as DeepSpeed's does, it uses the GPU number LOCAL_RANK. If one process fails from here on, all of them end.
+
+    Args:
+        environment: the variables; `os.environ` by default.
+
+    Returns:
+        Whether there are several processes. If not, nothing has changed.
+
+    Raises:
+        ConfigError: some variables are missing or do not fit together.
+
+    Example:
+        >>> initialize_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
+        False
+    """
+    variables = os.environ if environment is None else environment
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        rank, n_processes = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+        if n_processes == 1:
+            return False
+        if not 0 <= rank < n_processes:
+            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}; ranks count from 0.")
+        address, port = variables.get("MASTER_ADDR"), _number(variables, "MASTER_PORT")
+        if not address:
+            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}, but no MASTER_ADDR.")
+        share_machine = any(_number(variables, name) > 1 for name in _LOCAL_SIZES if name in variables)
+        jax.distributed.initialize(
+            f"{address}:{port}",
+            n_processes,
+            rank,
+            local_device_ids=_number(variables, "LOCAL_RANK") if share_machine else None,
+            cluster_detection_method="deactivate",
+        )
+    elif any(_number(variables, name) > 1 for name in _JOB_STEP_SIZES if name in variables):
+        jax.distributed.initialize()
+    else:
+        return False
+    end_others_on_failure()
+    return True
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name)
+    if text is None or not text.isdecimal():
+        raise ConfigError(f"The environment variable {name} is {text!r}; it must be a whole number.")
+    return int(text)

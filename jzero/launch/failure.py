@@ -1,0 +1,43 @@
+"""A process that fails ends soon, and so do the others, which would wait for it.
+
+JAX has a process that ends wait for the others, up to five minutes, while these wait for it inside a collective. A
+process that has failed therefore waits only as long as it takes the others to fail in the same way, and then breaks its
+connections, which ends the others.
+"""
+
+import os
+import sys
+import threading
+from types import TracebackType
+
+import jax
+
+GRACE_SECONDS = 5.0
+"""How much later the others may meet the same failure, such as a mistake in a file that all of them read."""
+
+
+def end_others_on_failure() -> None:
+    """Makes an exception that nobody catches end this process soon; call it once the processes are connected."""
+    shown_before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        shown_before(kind, error, traceback)
+        leave_failed(1)
+
+    sys.excepthook = hook
+
+
+def leave_failed(exit_code: int) -> None:
+    """Ends this process if there are others, in order if they fail too within the grace; returns if there are none.
+
+    Args:
+        exit_code: of this process, if it ends here.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(GRACE_SECONDS)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # not by the interpreter's own end, which waits for collectives that will never finish

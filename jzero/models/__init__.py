@@ -1,0 +1,96 @@
+"""The models that a run file can name: its `model` part becomes a factory, a loss function and a hidden size.
+
+A family is one function from sizes to these three; adding one to `FAMILIES` is all that a new model needs.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jzero.errors import ConfigError
+from jzero.models.gpt import GPT, GPTConfig
+from jzero.models.gpt_linen import GPTLinen
+from jzero.models.losses import linen_next_token_loss, next_token_loss
+
+__all__ = ["FAMILIES", "GPT", "BuiltModel", "GPTConfig", "GPTLinen", "build", "next_token_loss"]
+
+
+class BuiltModel(NamedTuple):
+    """What `jzero.initialize` needs to know of a model.
+
+    Attributes:
+        factory: a function `rngs -> NNX module`, or a Linen module.
+        loss_fn: its loss function.
+        hidden_size: the width by which DeepSpeed scales its `"auto"` buffer sizes and thresholds.
+        seq_len: the longest sequence the model takes.
+        vocab_size: number of token ids.
+    """
+
+    factory: Any
+    loss_fn: Callable
+    hidden_size: int
+    seq_len: int
+    vocab_size: int
+
+
+def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
+    api = sizes.get("api", "nnx")
+    known = [field.name for field in dataclasses.fields(GPTConfig)]
+    _check_keys(sizes, [*known, "api"])
+    missing = [
+        f.name for f in dataclasses.fields(GPTConfig) if f.default is dataclasses.MISSING and f.name not in sizes
+    ]
+    if missing:
+        raise ConfigError(f"model lacks {', '.join(missing)}, which a gpt cannot do without.")
+    config = GPTConfig(**{name: value for name, value in sizes.items() if name != "api"})
+    if api == "nnx":
+        factory, loss_fn = (lambda rngs: GPT(config, rngs=rngs)), next_token_loss
+    elif api == "linen":
+        factory, loss_fn = GPTLinen(config), linen_next_token_loss
+    else:
+        raise ConfigError(f"model.api is {api!r}{_nearest(api, ['nnx', 'linen'])}; it must be nnx or linen.")
+    return BuiltModel(factory, loss_fn, config.d_model, config.seq_len, config.vocab_size)
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {"gpt": _gpt}
+
+
+def build(model: Mapping[str, Any]) -> BuiltModel:
+    """Builds what a run file's `model` part names.
+
+    Args:
+        model: `family` and the family's sizes; for `gpt` the fields of `GPTConfig` and `api`, which is `nnx` (the
+            default) or `linen`.
+
+    Returns:
+        The model's factory, loss function and sizes; nothing is allocated.
+
+    Raises:
+        ConfigError: for an unknown family or key, with the nearest known one, and for sizes that do not fit.
+
+    Example:
+        >>> sizes = {"vocab_size": 256, "seq_len": 64, "d_model": 32, "n_layer": 1, "n_head": 2}
+        >>> build({"family": "gpt", **sizes}).hidden_size
+        32
+    """
+    sizes = dict(model)
+    family = sizes.pop("family", None)
+    if family is None:
+        raise ConfigError(f"model lacks family; known families: {', '.join(FAMILIES)}.")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"model.family is {family!r}{_nearest(family, FAMILIES)}; known families: {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[family](sizes)
+
+
+def _check_keys(sizes: Mapping[str, Any], known: Iterable[str]) -> None:
+    for name in sizes:
+        if name not in known:
+            raise ConfigError(f"model has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}.")
+
+
+def _nearest(name: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

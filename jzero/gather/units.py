@@ -98,8 +98,8 @@ def remat_region(
 ) -> list[jax.Array]:
     """Applies a `jax.checkpoint` region to operands of which some are lazy.
 
-    Each parameter is gathered once inside the region, and once more by the region's own recomputation. The user's policy stays,
-    except that it can never save a gathered parameter.
+    Each parameter is gathered once inside the region, and once more by the region's own recomputation. The user's
+    policy stays, except that it can never save a gathered parameter.
 
     Args:
         eqn: the `checkpoint` equation.

@@ -41,7 +41,7 @@ def read_groups(line: Instruction, n_partitions: int, mesh_shape: Mapping[str, i
     pairs = re.search(r"source_target_pairs=\{(\{.*?\})?\}", line.attributes)
     if pairs:
         return _named(_connected(_lists(pairs[1] or "")), mesh_shape)
-    on_mesh = re.search(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}", line.attributes)
+    on_mesh = re.search(r"replica_groups=mesh\[(.*?(?:device_ids=\(.*?)?)\s*\{('.*?)\}", line.attributes)
     if on_mesh:
         return _on_mesh_axes(on_mesh[1], on_mesh[2], mesh_shape)
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line.attributes)

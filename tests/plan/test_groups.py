@@ -31,6 +31,7 @@ def groups_of(attributes, mesh_shape=MESH):
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", 2, ("replica",)),
         ("replica_groups=mesh['shard'=8] {'shard':(1)4}", 4, None),
         ("replica_groups=mesh['a'=2,'b'=4, device_ids=([8]<=[2,4]T(1,0))] {'b'}", 4, None),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", 4, None),
         ("source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}", 4, ("shard",)),
         ("source_target_pairs={{0,4},{4,0}}", 2, None),
     ],

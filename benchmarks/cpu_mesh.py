@@ -1,0 +1,109 @@
+"""Times jzero's stages on 8 simulated CPU devices against hand-written steps of the same model, and prints ratios.
+
+All programs run in one process, a step of each in turn, so that noise on the machine meets all alike; medians are compared.
+
+    python benchmarks/cpu_mesh.py --rounds 20
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import jzero
+
+jzero.simulate_devices(8)
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from peers import deepspeed_config, hand_written  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import track  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from jzero.models.gpt import GPT  # noqa: E402
+from jzero.models.gpt_config import GPTConfig  # noqa: E402
+from jzero.models.losses import next_token_loss  # noqa: E402
+
+ROWS = 16
+PEER_OF = {"stage 0": "data parallel", "stage 1": "data parallel", "stage 2": "data parallel", "stage 3": "annotated"}
+
+
+def programs(config: GPTConfig) -> dict:
+    """Name -> function that takes one step with a batch and waits for it."""
+    mesh = jzero.make_mesh()
+    runs = {}
+    for name, sharded in (("data parallel", False), ("annotated", True)):
+        step, init, (_, shape) = hand_written(config, mesh, ROWS, sharded=sharded)
+        runs[name] = _peer(step, init(), shape["tokens"].sharding)
+    for stage in range(4):
+        engine = jzero.initialize(
+            model=lambda rngs: GPT(config, rngs=rngs),
+            loss_fn=next_token_loss,
+            config=deepspeed_config(stage, ROWS, "fp32"),
+            sample_batch={"tokens": np.zeros((ROWS, config.seq_len + 1), np.int32)},
+        )
+        runs[f"stage {stage}"] = lambda tokens, engine=engine: jax.block_until_ready(
+            engine.train_batch({"tokens": tokens})["loss"]
+        )
+    return runs
+
+
+def _peer(step, state, sharding):
+    def run(tokens):
+        nonlocal state
+        state, loss = step(state, {"tokens": jax.device_put(tokens, sharding)})
+        jax.block_until_ready((state, loss))
+
+    return run
+
+
+def main() -> None:
+    """Runs the benchmark and prints a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20, help="timed steps of each program (default: 20)")
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    results = {}
+    for form in ("unrolled", "scanned"):
+        config = GPTConfig(
+            vocab_size=512,
+            seq_len=128,
+            d_model=args.d_model,
+            n_layer=args.layers,
+            n_head=4,
+            scan_layers=form == "scanned",
+        )
+        runs = programs(config)
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, (ROWS, config.seq_len + 1), dtype=np.int32)
+        times = {name: [] for name in runs}
+        for round_ in track(range(-2, args.rounds), description=f"{form}", console=console):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run(tokens)
+                if round_ >= 0:  # the first two compile and warm up
+                    times[name].append(time.perf_counter() - start)
+        medians = {name: statistics.median(t) for name, t in times.items()}
+        ratios = {name: medians[name] / medians[peer] for name, peer in PEER_OF.items()}
+        results[form] = {"seconds": medians, "ratio_to_peer": ratios}
+    print(json.dumps(results, indent=2)) if args.json else Console().print(table(results))
+
+
+def table(results: dict) -> Table:
+    """One row per program and form."""
+    out = Table(title=f"Step time on 8 simulated devices, {jax.__version__=}, medians")
+    for heading in ("layers", "program", "milliseconds", "against", "ratio"):
+        out.add_column(heading, justify="right" if heading in ("milliseconds", "ratio") else "left")
+    for form, result in results.items():
+        for name, seconds in result["seconds"].items():
+            ratio = result["ratio_to_peer"].get(name)
+            out.add_row(form, name, f"{1e3 * seconds:.1f}", PEER_OF.get(name, ""), f"{ratio:.3f}" if ratio else "")
+        out.add_section()
+    return out
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What each stage really does on a cluster, read from the GPT's training step compiled for 8 and 64 H100s."""
+
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jzero.models.gpt import GPT
+from jzero.models.gpt_config import GPTConfig
+from jzero.models.losses import next_token_loss
+from jzero.plan import compile_step
+
+MIB = 2**20
+LAYERS, N_MICRO = 3, 2
+SIZES = {"vocab_size": 50304, "seq_len": 256, "d_model": 512, "n_layer": LAYERS, "n_head": 8, "remat": True}
+
+
+def compiled(stage: int, n_gpus: int, *, scan_layers: bool = True, n_micro: int = N_MICRO):
+    config = GPTConfig(**SIZES, scan_layers=scan_layers)
+    rows = n_gpus * n_micro
+    return compile_step(
+        model=lambda rngs: GPT(config, rngs=rngs),
+        loss_fn=next_token_loss,
+        config={
+            "train_batch_size": rows,
+            "gradient_accumulation_steps": n_micro,
+            "zero_optimization": {"stage": stage},
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        },
+        sample_batch={"tokens": jax.ShapeDtypeStruct((rows, config.seq_len + 1), jnp.int32)},
+        n_gpus=n_gpus,
+    )
+
+
+def block_leaves() -> dict[str, tuple[int, ...]]:
+    """The matrices of one block; everything else in it is a vector."""
+    d = SIZES["d_model"]
+    return {"qkv": (d, 3 * d), "proj": (d, d), "fc": (d, 4 * d), "mlp_proj": (4 * d, d)}
+
+
+def n_params() -> int:
+    d, vocab, seq_len = SIZES["d_model"], SIZES["vocab_size"], SIZES["seq_len"]
+    return (vocab + seq_len) * d + LAYERS * (12 * d * d + 13 * d) + 2 * d
+
+
+def times(program, kind: str) -> Counter:
+    """How often each array of at least 256 KiB goes through a collective of this kind in one step."""
+    counter = Counter()
+    for c in program.select(kind=kind, min_bytes=2**18):
+        counter[c.shape] += c.executions
+    return counter
+
+
+def assert_nothing_else(program, *kinds: str) -> None:
+    others = [c for c in program.select(min_bytes=MIB) if c.kind not in kinds]
+    assert not others, others
+
+
+@pytest.fixture(scope="module", params=[8, 64])
+def n_gpus(request):
+    return request.param
+
+
+def test_stage_0_sums_the_gradients_and_nothing_else(n_gpus):
+    program = compiled(0, n_gpus)
+    assert program.total_bytes("all-reduce") == pytest.approx(4 * n_params(), rel=1e-3)
+    assert_nothing_else(program, "all-reduce")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2_gather_once_and_scatter_once(stage, n_gpus):
+    program = compiled(stage, n_gpus)
+    scatters = {1: 1, 2: N_MICRO}[stage]  # once per step; once per micro-batch
+    assert {c.dtype for c in program.select(kind="all-gather", min_bytes=MIB)} == {"bf16"}
+    assert program.total_bytes("all-gather") == pytest.approx(2 * n_params(), rel=1e-3)
+    assert program.total_bytes("reduce-scatter") == pytest.approx(4 * n_params() * scatters, rel=1e-3)
+    assert set(times(program, "all-gather").values()) == {1}
+    assert set(times(program, "reduce-scatter").values()) == {scatters}
+    assert_nothing_else(program, "all-gather", "reduce-scatter")
+
+
+@pytest.mark.parametrize("scan_layers", [True, False], ids=["scanned", "unrolled"])
+def test_stage_3_gathers_twice_and_scatters_once(scan_layers, n_gpus):
+    program = compiled(3, n_gpus, scan_layers=scan_layers, n_micro=1)
+    gathers, scatters = times(program, "all-gather"), times(program, "reduce-scatter")
+    for shape in block_leaves().values():
+        assert gathers[shape] == 2 * LAYERS  # forward and backward
+        assert scatters[shape] == LAYERS
+    embedding = (SIZES["vocab_size"], SIZES["d_model"])  # tied: read by the lookup and by the logits
+    assert gathers[embedding] == 2
+    assert scatters[embedding] == 1
+    assert {c.dtype for c in program.select(kind="all-gather", min_bytes=2**18)} == {"bf16"}
+    assert_nothing_else(program, "all-gather", "reduce-scatter")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_all_state_is_donated(stage):
+    memory = compiled(stage, 8, n_micro=1).memory
+    batch_bytes = 4 * (SIZES["seq_len"] + 1)  # one row of int32 per GPU
+    assert memory.alias == pytest.approx(memory.argument - batch_bytes, abs=64)
+    if stage:
+        assert memory.alias <= 12.1 * n_params() / 8 + 12 * 2e5  # leaves under the threshold are whole
+
+
+def test_a_7b_model_on_64_gpus_fits_in_3_gb_beside_its_state():
+    config = GPTConfig(
+        vocab_size=50304, seq_len=1024, d_model=4096, n_layer=36, n_head=32, scan_layers=True, remat=True
+    )
+    program = compile_step(
+        model=lambda rngs: GPT(config, rngs=rngs),
+        loss_fn=next_token_loss,
+        config={
+            "train_batch_size": 64,
+            "zero_optimization": {"stage": 3},
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        },
+        sample_batch={"tokens": jax.ShapeDtypeStruct((64, 1025), jnp.int32)},
+        n_gpus=64,
+    )
+    n = (50304 + 1024) * 4096 + 36 * (12 * 4096**2 + 13 * 4096) + 2 * 4096
+    assert math.isclose(n, 7.46e9, rel_tol=1e-3)
+    assert program.memory.temp < 3.0e9
+    assert program.memory.alias < 12.1 * n / 64

@@ -1,6 +1,7 @@
 """Times jzero's stages on 8 simulated CPU devices against hand-written steps of the same model, and prints ratios.
 
-All programs run in one process, a step of each in turn, so that noise on the machine meets all alike; medians are compared.
+All programs run in one process, a step of each in turn, so that noise on the machine meets all alike; medians are
+compared.
 
     python benchmarks/cpu_mesh.py --rounds 20
 """

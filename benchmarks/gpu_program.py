@@ -1,7 +1,7 @@
 """Compiles a 7.5B-parameter training step for 64 GPUs that are not there and prints what each stage holds and sends.
 
-Beside jzero's four stages stand the ZeRO paper's formulas (Rajbhandari et al. 2020, sections 5 and 7) and a hand-written
-step whose sharding is left to the compiler. Everything is read from the compiled programs; nothing runs.
+Beside jzero's four stages stand the ZeRO paper's formulas (Rajbhandari et al. 2020, sections 5 and 7) and a
+hand-written step whose sharding is left to the compiler. Everything is read from the compiled programs; nothing runs.
 
     python benchmarks/gpu_program.py --gpus 64 --gpu h100-80g
 """
@@ -11,6 +11,8 @@ import json
 import time
 
 import jzero  # noqa: F401  # before jax, so that the CUDA plugin stays quiet
+
+# isort: split
 import jax
 import jax.numpy as jnp
 from peers import deepspeed_config, hand_written
@@ -23,7 +25,7 @@ from jzero.models.gpt_config import GPTConfig
 from jzero.models.losses import next_token_loss
 from jzero.plan import COMPILE_ONLY_OPTIONS, GPUS, Program, compile_step, gpu_mesh, read_program
 
-# Bytes of model state per parameter on one of N devices (mixed precision, Adam), gradients in 16 bits as the paper has them.
+# Bytes of model state per parameter on one of N devices: mixed precision, Adam, gradients in 16 bits.
 PAPER_STATE = {0: lambda n: 16, 1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n, 3: lambda n: 16 / n}
 PAPER_WIRE = {0: 2, 1: 2, 2: 2, 3: 3}  # elements sent per parameter and step
 
@@ -90,7 +92,10 @@ def main() -> None:
             program = compile_stage(config, stage, args.gpu, args.gpus)
         name = "annotated" if stage is None else f"stage {stage}"
         results[name] = row(program, time.perf_counter() - start, n_params, stage, args.gpus)
-    title = f"{n_params / 1e9:.2f}B parameters on {args.gpus} x {args.gpu}, one {config.seq_len}-token sequence each; GB per GPU"
+    title = (
+        f"{n_params / 1e9:.2f}B parameters on {args.gpus} x {args.gpu}, one {config.seq_len}-token sequence each; "
+        "GB per GPU"
+    )
     print(json.dumps(results, indent=2)) if args.json else Console().print(table(title, results))
 
 

@@ -1,7 +1,7 @@
 """What jzero is measured against: the training step that one writes by hand with `jit` and shardings, for the same GPT.
 
-One function serves both peers, because they differ in nothing but where the state lies: replicated it is data parallelism,
-divided it is what is known as FSDP by annotation. All collectives are the compiler's choice.
+One function serves both peers, because they differ in nothing but where the state lies: replicated it is data
+parallelism, divided it is what is known as FSDP by annotation. All collectives are the compiler's choice.
 """
 
 from collections.abc import Callable

@@ -4,6 +4,7 @@ from jzero.quiet import quiet_start
 
 quiet_start()
 
+from jzero import plan  # noqa: E402
 from jzero.config import Config  # noqa: E402
 from jzero.engine import Engine, initialize  # noqa: E402
 from jzero.errors import (  # noqa: E402
@@ -15,6 +16,7 @@ from jzero.errors import (  # noqa: E402
     ModelError,
 )
 from jzero.functional import Functional, functional  # noqa: E402
+from jzero.launch import initialize_from_environment  # noqa: E402
 from jzero.mesh import make_mesh, simulate_devices  # noqa: E402
 from jzero.model import Mean  # noqa: E402
 from jzero.state import TrainState  # noqa: E402
@@ -34,6 +36,8 @@ __all__ = [
     "TrainState",
     "functional",
     "initialize",
+    "initialize_from_environment",
     "make_mesh",
+    "plan",
     "simulate_devices",
 ]

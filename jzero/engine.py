@@ -1,6 +1,7 @@
 """The engine: the object a user holds. It owns the live state and hands batches to the compiled functions."""
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
 from jzero.config import Config
-from jzero.errors import BatchError, LossScaleError, ModelError
+from jzero.errors import BatchError, ConfigError, LossScaleError, ModelError
 from jzero.functional import Functional, Trainable, functional
 from jzero.mesh import DATA_AXES, make_mesh, n_data_shards
 from jzero.stages import StagePlan
@@ -66,8 +68,11 @@ def initialize(
         >>> int(metrics["applied_steps"])
         1
     """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
     mesh = make_mesh() if mesh is None else mesh
     resolved = Config.load(config).resolve(world=n_data_shards(mesh))
+    _agree_over_processes(resolved, seed)
     fns = functional(
         model=model,
         loss_fn=loss_fn,
@@ -79,7 +84,7 @@ def initialize(
         trainable=trainable,
     )
     if params is not None:
-        _check_params(params, fns.placements.params)
+        params = _like_model(params, fns.placements.params)
     state = fns.init(np.uint32(seed)) if params is None else fns.init(np.uint32(seed), params)
     return Engine(fns, state)
 
@@ -135,7 +140,8 @@ class Engine:
             `skipped_steps`, `applied_steps`, and what the loss returned.
 
         Raises:
-            BatchError: if the batch has other shapes than the sample.
+            BatchError: if the batch has other shapes than the sample. Nothing has started then: this process may come
+                back with a better batch, while the others wait for it.
             LossScaleError: if the previous step overflowed at the smallest loss scale.
         """
         batch = self._place(batch)
@@ -185,7 +191,11 @@ class Engine:
             CheckpointError: if it cannot be written.
         """
         shapes = {path_name(p): list(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(self.placements)}
-        checkpoint.save(path, self.state, {"config": self.config.model_dump(mode="json", exclude_none=True), "shapes": shapes, "extra": extra or {}})
+        checkpoint.save(
+            path,
+            self.state,
+            {"config": self.config.model_dump(exclude_none=True), "shapes": shapes, "extra": extra or {}},
+        )
 
     def load_checkpoint(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Reads a state back; every process must call it.
@@ -232,10 +242,11 @@ class Engine:
         return jax.tree_util.tree_map_with_path(place, batch, expected)
 
 
-def _check_params(params: Any, placements: Any) -> None:
-    """Compares given parameters with the model's."""
+def _like_model(params: Any, placements: Any) -> Any:
+    """Checks given parameters against the model's, by name, and brings them into the model's tree."""
     expected = {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(placements)}
-    given = {path_name(p): tuple(np.shape(x)) for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    by_name = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    given = {name: tuple(np.shape(x)) for name, x in by_name.items()}
     if given != expected:
         wrong = [
             f"{name}: {given.get(name, 'missing')}, expected {expected.get(name, 'no such parameter')}"
@@ -243,3 +254,15 @@ def _check_params(params: Any, placements: Any) -> None:
             if given.get(name) != expected.get(name)
         ]
         raise ModelError(f"params do not fit the model in {len(wrong)} leaves: {'; '.join(wrong[:5])}.")
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
+
+
+def _agree_over_processes(config: Config, seed: int) -> None:
+    """Refuses processes that were started with different settings: they would hang or silently diverge."""
+    if jax.process_count() == 1:
+        return
+    digest = zlib.crc32(repr((config, seed)).encode())
+    digests = multihost_utils.process_allgather(np.uint32(digest)).ravel().tolist()
+    if len(set(digests)) > 1:
+        other = next(i for i, d in enumerate(digests) if d != digests[0])
+        raise ConfigError(f"process {other} has another configuration or seed than process 0; start all with the same.")

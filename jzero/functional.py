@@ -4,7 +4,7 @@ The engine is a thin object around it; those who write their own loops, and the 
 GPUs that are not there, use it directly. Building it runs nothing on the devices: the model is only traced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ from jzero.compiler import compiler_options
 from jzero.config import Config
 from jzero.errors import BatchError, ConfigError, ModelError
 from jzero.gather import scanned_dims
-from jzero.layout import Placement, place_all
+from jzero.layout import SMALL_LEAF_ELEMENTS, Placement, place_all
 from jzero.loss_scale import init_loss_scale
 from jzero.mesh import DATA_AXES, n_data_shards
 from jzero.model import Model, adapt
 from jzero.optim import build_optimizer
 from jzero.precision import Precision, precision
 from jzero.schedules import build_schedule
-from jzero.stages import StagePlan, stage_plan
+from jzero.stages import stage_plan
 from jzero.state import TrainState, pad, path_name, place_like_params, shardings, split, stored
 from jzero.step import Recipe, eval_step, shard_over_data, train_step
 
@@ -43,6 +43,7 @@ class Functional:
         state: the abstract state, with shardings: padded shapes, as stored.
         batch: the abstract training batch, with shardings.
         placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
+        scanned: for the index of a parameter, in flattening order, the dimensions that a loop over layers walks along.
         recipe: everything fixed that went into the above.
     """
 
@@ -52,6 +53,7 @@ class Functional:
     state: TrainState
     batch: Any
     placements: TrainState
+    scanned: Mapping[int, frozenset[int]]
     recipe: Recipe
 
 
@@ -90,7 +92,14 @@ def functional(
     mask = _trainable_mask(params, trainable)
     casts = jax.tree.map(lambda x: dtypes.casts(x.dtype), params)
 
-    placements = _placements(plan, config, mesh, pure_model, dtypes, params, model_state, local_batch)
+    scanned = _scanned(pure_model, dtypes, mesh, params, model_state, local_batch)
+    threshold = config.zero_optimization.stage3_param_persistence_threshold
+    placements = place_all(
+        params,
+        mesh.shape["shard"] if plan.shards_state else 1,
+        keep_whole_up_to=threshold if plan.persists_small_leaves else SMALL_LEAF_ELEMENTS,
+        undividable=scanned,
+    )
     if optimizer is None:
         optimizer, schedule = _configured_optimizer(config, schedule)
     trained, _ = split(params, mask)
@@ -104,7 +113,9 @@ def functional(
     def init_state(seed: jax.Array, given_params: Any = None) -> TrainState:
         key = jax.random.key(seed)
         made, state = pure_model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
-        master = jax.tree.map(dtypes.master, made if given_params is None else given_params)
+        if given_params is not None:
+            made = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), given_params, made)
+        master = jax.tree.map(dtypes.master, made)
         return TrainState(
             params=pad(master, placements),
             opt_state=pad(optimizer.init(split(master, mask)[0]), opt_placements),
@@ -133,6 +144,7 @@ def functional(
         state=stored(state_placements, true_state, mesh),
         batch=batch,
         placements=state_placements,
+        scanned=scanned,
         recipe=recipe,
     )
 
@@ -151,7 +163,8 @@ def _batch_shapes(sample_batch: Any, config: Config, mesh: Mesh) -> Any:
                 f"its leading dimension must be train_batch_size = {total}."
             )
         sharding = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
-        return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), x.dtype, sharding=sharding)
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's 64 bits become 32 unless JAX is told otherwise
+        return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(reshaped, sample_batch)
 
@@ -193,37 +206,23 @@ def _trainable_mask(params: Any, trainable: Trainable | Any | None) -> Any:
     return mask
 
 
-def _placements(
-    plan: StagePlan,
-    config: Config,
-    mesh: Mesh,
-    model: Model,
-    dtypes: Precision,
-    params: Any,
-    model_state: Any,
-    local_batch: Any,
-) -> Any:
-    """Traces the loss once, inside `shard_map` so that it may name mesh axes, and lays the parameters out."""
-    found: dict[int, Any] = {}
-    abstract_key = jax.eval_shape(jax.random.key, 0)
+def _scanned(
+    model: Model, dtypes: Precision, mesh: Mesh, params: Any, model_state: Any, local_batch: Any
+) -> Mapping[int, frozenset[int]]:
+    """Traces the loss once, inside `shard_map` so that it may name mesh axes, to find what its loops walk along."""
+    found: dict[int, frozenset[int]] = {}
 
     def probe(params, model_state, batch, key):
         def loss(params, model_state, batch, key):
             return model.apply(params, model_state, batch, key, True)
 
-        args = (dtypes.inputs(params), model_state, dtypes.inputs(batch), key)
-        found.update(scanned_dims(loss, *args))
+        found.update(scanned_dims(loss, dtypes.inputs(params), model_state, dtypes.inputs(batch), key))
         return ()
 
     spec = PartitionSpec()
-    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, abstract_key)
-    zero = config.zero_optimization
-    return place_all(
-        params,
-        mesh.shape["shard"] if plan.shards_state else 1,
-        keep_whole_up_to=zero.stage3_param_persistence_threshold if plan.keeps_small_leaves_whole else 0,
-        undividable=found,
-    )
+    key = jax.eval_shape(jax.random.key, 0)
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    return found
 
 
 def _configured_optimizer(

@@ -154,12 +154,15 @@ def _compute_bytes(engine: "Engine", placements: list[Any]) -> int:
     """What the loss reads besides the master parameters: gathered or cast copies."""
     casts = jax.tree.leaves(engine.functional.recipe.casts, is_leaf=lambda x: isinstance(x, tuple))
     masters = jax.tree.leaves(engine.state.params)
+    at_use = engine.stage_plan.gather is Gather.AT_USE
     copies = []
-    for placement, cast, master in zip(placements, casts, masters, strict=True):
+    for i, (placement, cast, master) in enumerate(zip(placements, casts, masters, strict=True)):
         dtype = cast[-1] if cast else master.dtype
         is_copy = placement.dim is not None or bool(cast)
-        copies.append(dtype.itemsize * math.prod(placement.shape) if is_copy else 0)
-    return max(copies) if engine.stage_plan.gather is Gather.AT_USE else sum(copies)
+        scanned = engine.functional.scanned.get(i, ()) if at_use else ()  # a loop gathers one layer at a time
+        shape = [n for d, n in enumerate(placement.shape) if d not in scanned]
+        copies.append(dtype.itemsize * math.prod(shape) if is_copy else 0)
+    return max(copies) if at_use else sum(copies)
 
 
 def _compute_why(engine: "Engine", plan: StagePlan) -> str:

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec
 
 from jzero.mesh import SHARD_AXIS
 
-PAD_ABOVE_ELEMENTS = 16_384
-"""A leaf that no dimension divides is padded only above this size; below it, a copy on each device costs little."""
+SMALL_LEAF_ELEMENTS = 16_384
+"""Up to this size a copy on each device costs less than a collective of its own: such a leaf is never padded, and stays
+whole unless the configuration asks otherwise."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def place(
     shape: tuple[int, ...],
     n_shards: int,
     *,
-    keep_whole_up_to: int = 0,
+    keep_whole_up_to: int = SMALL_LEAF_ELEMENTS,
     undividable: Collection[int] = (),
 ) -> Placement:
     """Chooses the placement of one array.
@@ -100,7 +101,7 @@ def place(
     for d in dims:
         if shape[d] % n_shards == 0:
             return Placement(shape, d, n_shards)
-    if size <= PAD_ABOVE_ELEMENTS:
+    if size <= SMALL_LEAF_ELEMENTS:
         return whole
     best = min((Placement(shape, d, n_shards) for d in dims), key=lambda p: math.prod(p.padded_shape))
     return best if math.prod(best.shard_shape) < size else whole
@@ -110,7 +111,7 @@ def place_all(
     params: Mapping | list | tuple | object,
     n_shards: int,
     *,
-    keep_whole_up_to: int = 0,
+    keep_whole_up_to: int = SMALL_LEAF_ELEMENTS,
     undividable: Mapping[int, Collection[int]] | None = None,
 ):
     """Chooses the placement of every leaf of a parameter tree.

@@ -17,6 +17,11 @@ from flax import nnx
 from jzero.errors import ModelError
 from jzero.mesh import DATA_AXES
 
+STEP_METRICS = frozenset(
+    {"loss", "grad_norm", "learning_rate", "loss_scale", "overflow", "skipped_steps", "applied_steps"}
+)
+"""What a training step reports by itself; a loss function's own metrics have other names."""
+
 
 class Mean(NamedTuple):
     """A mean that is not finished: what a loss over a varying number of tokens returns.
@@ -82,6 +87,10 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
             f"makes it, such as `model=lambda rngs: {type(model).__name__}(..., rngs=rngs)`, and trained weights as "
             "`params=`."
         )
+    if inspect.isclass(model) and issubclass(model, nn.Module):
+        raise ModelError(
+            f"model is the class {model.__name__}; pass an instance of it, such as `model={model.__name__}()`."
+        )
     if callable(model):
         return _nnx(model, loss)
     raise ModelError(
@@ -95,17 +104,31 @@ def as_means(returned: Any) -> tuple[Mean, dict[str, Mean]]:
     Raises:
         ModelError: if the loss or a metric is not a floating scalar, or the metrics are not a dict.
     """
-    value, metrics = returned if isinstance(returned, tuple) and not isinstance(returned, Mean) else (returned, {})
+    parts = returned if isinstance(returned, tuple) and not isinstance(returned, Mean) else (returned, {})
+    if len(parts) != 2:
+        raise ModelError(
+            f"loss_fn returned {len(parts)} things; it must return a loss, or a loss and a dict of metrics."
+        )
+    value, metrics = parts
     if not isinstance(metrics, dict):
         raise ModelError(
             f"the second thing that loss_fn returned is a {type(metrics).__name__}; it must be a dict of metrics."
+        )
+    if odd := [name for name in metrics if not isinstance(name, str)]:
+        raise ModelError(f"loss_fn returned a metric named {odd[0]!r}; names must be strings.")
+    if taken := sorted(STEP_METRICS & metrics.keys()):
+        raise ModelError(
+            f"loss_fn returned the metric {taken[0]!r}, which the training step reports itself; rename it."
         )
     return _as_mean("the loss", value), {name: _as_mean(f"the metric {name!r}", m) for name, m in metrics.items()}
 
 
 def _as_mean(name: str, value: Any) -> Mean:
     parts = value if isinstance(value, Mean) else Mean(value)
-    for part in jax.tree.leaves(tuple(parts)):
+    given: tuple[Any, ...] = parts[: 1 if parts.weight is None else 2]
+    for part in given:
+        if not (isinstance(part, (int, float)) or hasattr(part, "dtype")):
+            raise ModelError(f"{name} is a {type(part).__name__}; loss_fn must return scalars.")
         shape, dtype = jnp.shape(part), jnp.result_type(part)
         if shape:
             raise ModelError(f"{name} has shape {shape}; loss_fn must return scalars, for instance by taking the mean.")
@@ -119,16 +142,20 @@ def _as_mean(name: str, value: Any) -> Mean:
 
 
 def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
-    abstract = nnx.eval_shape(lambda: factory(nnx.Rngs(0)))
-    if not isinstance(abstract, nnx.Module):
-        raise ModelError(f"model(rngs) returned a {type(abstract).__name__}; it must return a flax.nnx.Module.")
+    def make(rngs):
+        module = factory(rngs)
+        if not isinstance(module, nnx.Module):
+            raise ModelError(f"model(rngs) returned a {type(module).__name__}; it must return a flax.nnx.Module.")
+        return _with_arrays_as_data(module)
+
+    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     kinds = (nnx.Param, nnx.RngState, ...)
     graphdef, *shapes = nnx.split(abstract, *kinds)
     as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
     streams_shapes = jax.tree.leaves(shapes[1])
 
     def init(key, batch):
-        _, params, _, rest = nnx.split(factory(nnx.Rngs(key)), *kinds)
+        _, params, _, rest = nnx.split(make(nnx.Rngs(key)), *kinds)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
     def fresh_streams(key):
@@ -145,15 +172,34 @@ def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
         module = nnx.merge(graphdef, states[0], fresh_streams(key), states[1], copy=True)
         (module.train if train else module.eval)()
         for _, part in nnx.iter_modules(module):
-            if isinstance(part, nnx.BatchNorm) and part.axis_name is None:
-                part.axis_name = DATA_AXES  # pyright: ignore[reportAttributeAccessIssue]  # several axes work too
+            _follow_the_engine(part)
         value, metrics = loss(module, batch, train)
         # The loss may leave new variables behind (sown intermediates); only those that last are state.
         lasting = dict(nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))))
-        kept = [lasting[path].get_value() for path, _ in nnx.to_flat_state(shapes[2])]
+        kept = [lasting[path] for path, _ in nnx.to_flat_state(shapes[2])]
+        kept = [x.get_value() if isinstance(x, nnx.Variable) else x for x in kept]
         return Outcome(value, metrics, jax.tree.structure(model_state).unflatten(kept))
 
     return Model(init, apply)
+
+
+def _follow_the_engine(part: nnx.Module) -> None:
+    """Undoes what two NNX layers settle when they are made, before they know how they will be trained."""
+    if isinstance(part, nnx.BatchNorm) and part.axis_name is None:
+        # Statistics of the whole batch, as on one device. Several axes work, though the annotation knows only one.
+        part.axis_name = DATA_AXES  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(part, nnx.Embed) and part.dtype == part.param_dtype:
+        part.dtype = None  # the dtype of the parameters at hand, as in every other layer; not that of the fp32 master
+
+
+def _with_arrays_as_data(module: nnx.Module) -> nnx.Module:
+    """Marks plain arrays that a module holds as data: while traced, unlike otherwise, NNX takes them for static."""
+    for _, part in list(nnx.iter_graph(module)):
+        if isinstance(part, nnx.Pytree):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, jax.Array) and not nnx.is_data(value):
+                    setattr(part, name, nnx.data(value))
+    return module
 
 
 def _linen(module: nn.Module, loss: Callable) -> Model:
@@ -163,14 +209,20 @@ def _linen(module: nn.Module, loss: Callable) -> Model:
     def init(key, batch):
         variables = nn.init(lambda m: loss(m, batch, True), module)(rngs(key))
         variables = nn.unbox(variables)
-        return variables.pop("params", {}), variables
+        _, after = jax.eval_shape(
+            nn.apply(lambda m: loss(m, batch, True), module, mutable=True), variables, rngs=rngs(key)
+        )
+        params = variables.pop("params", {})
+        # A collection that grows when the model runs is sown into: it belongs to one call and is not state.
+        lasts = lambda name: jax.tree.structure(after[name]) == jax.tree.structure(variables[name])
+        return params, {name: variables[name] for name in variables if lasts(name)}
 
     def apply(params, model_state, batch, key, train):
-        run = nn.apply(lambda m: loss(m, batch, train), module, mutable=list(model_state) if train else False)
+        constant = ["params"] if train else ["params", *model_state]
+        run = nn.apply(lambda m: loss(m, batch, train), module, mutable=nn.DenyList(constant))
         with nn.intercept_methods(_synchronise_batch_norm):
-            out = run({"params": params, **model_state}, rngs=rngs(key))
-        (value, metrics), changed = out if train else (out, {})
-        return Outcome(value, metrics, {**model_state, **changed})
+            (value, metrics), changed = run({"params": params, **model_state}, rngs=rngs(key))
+        return Outcome(value, metrics, {name: changed.get(name, old) for name, old in model_state.items()})
 
     return Model(init, apply)
 

@@ -36,14 +36,14 @@ class StagePlan:
         shards_state: the fp32 master parameters and the optimizer's moments are divided over the data axis.
         gather: when the parameters used in compute are gathered.
         reduce: when gradients are reduced.
-        keeps_small_leaves_whole: leaves of at most `stage3_param_persistence_threshold` elements stay replicated.
+        persists_small_leaves: `stage3_param_persistence_threshold` says which leaves stay whole.
     """
 
     stage: int
     shards_state: bool
     gather: Gather
     reduce: Reduce
-    keeps_small_leaves_whole: bool
+    persists_small_leaves: bool
 
     @property
     def scatters_after_backward(self) -> bool:

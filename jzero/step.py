@@ -73,6 +73,7 @@ def train_step(recipe: Recipe) -> Callable[[TrainState, Any], tuple[TrainState, 
     dimension.
     """
     placements, _ = split(recipe.placements, recipe.trainable)
+    optimizer = optax.with_extra_args_support(recipe.optimizer)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
@@ -82,8 +83,8 @@ def train_step(recipe: Recipe) -> Callable[[TrainState, Any], tuple[TrainState, 
         )
 
         grads = unpad(grads, placements)
-        finite = jnp.stack([_fits(g, recipe.precision, scale) for g in jax.tree.leaves(grads)]).all()
         norm = optax.tree.norm(grads)
+        finite = _fits(grads, norm, recipe.precision, scale)
         grads = _clip(grads, norm, recipe.config.gradient_clipping)
 
         trained, frozen = split(state.params, recipe.trainable)
@@ -91,7 +92,7 @@ def train_step(recipe: Recipe) -> Callable[[TrainState, Any], tuple[TrainState, 
         opt_state = unpad(state.opt_state, recipe.opt_placements)
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 step count with floats
-            updates, opt_state = recipe.optimizer.update(grads, opt_state, params)
+            updates, opt_state = optimizer.update(grads, opt_state, params, value=loss)
             params = optax.apply_updates(params, updates)
 
         # Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike.
@@ -109,7 +110,8 @@ def train_step(recipe: Recipe) -> Callable[[TrainState, Any], tuple[TrainState, 
         )
         learning_rate = {}
         if recipe.schedule is not None:
-            learning_rate["learning_rate"] = jnp.asarray(recipe.schedule(state.applied_steps), jnp.float32)
+            with jax.numpy_dtype_promotion("standard"):  # as the optimizer calls it
+                learning_rate["learning_rate"] = jnp.asarray(recipe.schedule(state.applied_steps), jnp.float32)
         metrics = {
             **user_metrics,
             "loss": loss,
@@ -174,7 +176,8 @@ def _sharded_grads(recipe: Recipe) -> Callable:
             grads, (outcome, weight) = grad(trained, model_state, micro_batch, jax.random.fold_in(key, i))
             grads = _reduce_each_micro_batch(recipe.plan, grads, placements, recipe.wire)
             sums = {"loss": outcome.loss, **outcome.metrics}
-            return jax.tree.map(lambda g: g * weight, grads), sums, weight, outcome.model_state
+            new_model_state = jax.tree.map(_as_before, outcome.model_state, model_state)
+            return _times(grads, weight), sums, weight, new_model_state
 
         if n_micro == 1:
             grads, sums, weight, new_model_state = micro_step(model_state, jax.tree.map(lambda x: x[0], batch), 0)
@@ -182,7 +185,7 @@ def _sharded_grads(recipe: Recipe) -> Callable:
             grads, sums, weight, new_model_state = _accumulate(micro_step, model_state, batch, n_micro)
         grads = _reduce_at_end(recipe.plan, grads, placements, recipe.wire)
         unscale = n_micro / (scale * _positive(weight) * n_shards)
-        grads = jax.tree.map(lambda g: g * unscale, grads)
+        grads = _times(grads, unscale)
         averages = _averages(sums, n_shards * n_micro)
         return grads, averages.pop("loss"), averages, _agree(new_model_state, model_state)
 
@@ -277,15 +280,19 @@ def _agree(model_state: Any, before: Any) -> Any:
     return jax.tree.map(agree, model_state, before)
 
 
-def _fits(grad: jax.Array, precision: Precision, scale: jax.Array) -> jax.Array:
-    """Whether a gradient is finite; in fp16, whether the scaled one would be finite in fp16 too.
+def _fits(grads: Any, norm: jax.Array, precision: Precision, scale: jax.Array) -> jax.Array:
+    """Whether the step can be taken: the norm is finite, so every gradient is, and one pass over them tells both.
 
-    Accumulation in fp32 hides an overflow that DeepSpeed, which accumulates in fp16, sees and answers with a smaller
-    scale. Judging the sum by what fp16 can hold keeps the scale, and so the skipped steps, the same.
+    In fp16 the scaled gradients must fit fp16 too. Accumulation in fp32 hides an overflow that DeepSpeed, which
+    accumulates in fp16, sees and answers with a smaller scale; judging the sum by what fp16 can hold keeps the scale,
+    and so the skipped steps, the same.
     """
-    if precision.compute == jnp.float16 and jnp.issubdtype(grad.dtype, jnp.floating):
-        grad = (grad * scale).astype(jnp.float16)
-    return jnp.isfinite(grad).all()
+    finite = jnp.isfinite(norm)
+    if precision.compute == jnp.float16:
+        for grad in jax.tree.leaves(grads):
+            if jnp.issubdtype(grad.dtype, jnp.floating):
+                finite &= jnp.isfinite((grad * scale).astype(jnp.float16)).all()
+    return finite
 
 
 def _clip(grads: Any, norm: jax.Array, max_norm: float) -> Any:
@@ -293,4 +300,14 @@ def _clip(grads: Any, norm: jax.Array, max_norm: float) -> Any:
     if not max_norm:
         return grads
     divisor = jnp.maximum((norm + 1e-6) / max_norm, 1.0)
-    return jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
+    return jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
+
+
+def _times(grads: Any, factor: jax.Array) -> Any:
+    """Gradients of any dtype, complex ones included, times one real number."""
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+
+
+def _as_before(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Model state in the dtype it lasts in, whatever dtype the model computed it in."""
+    return new if new.dtype == old.dtype else new.astype(old.dtype)

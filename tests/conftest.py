@@ -1,12 +1,14 @@
-"""Every test sees 8 simulated CPU devices, strict dtype promotion and warnings as errors (see pyproject.toml)."""
+"""Every test sees 8 simulated CPU devices and strict dtype promotion; warnings are errors (see pyproject.toml)."""
 
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import jax
+import jzero  # before jax, so that the CUDA plugin stays quiet
 
-jax.config.update("jax_num_cpu_devices", 8)
+jzero.simulate_devices(8)
+
+import jax  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from gpt_weights import as_linen, split_nnx, stacked
 
 from jzero.errors import ConfigError
 from jzero.models import GPT, GPTConfig, GPTLinen, next_token_loss
+from tests.models.gpt_weights import as_linen, split_nnx, stacked
 
 CONFIG = GPTConfig(vocab_size=61, seq_len=12, d_model=16, n_layer=3, n_head=2)
 BATCH = {"tokens": np.random.default_rng(0).integers(0, 61, (4, 11), dtype=np.int32)}  # shorter than seq_len

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from processes import Processes, report
+from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 60
 """Seconds, of which a process needs most to start; JAX by itself would wait for 300."""

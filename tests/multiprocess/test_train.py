@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-import train_worker
-from processes import Processes, report
+
+from tests.multiprocess import train_worker
+from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 240
 """Seconds; what the workers need when they have half of a busy core each."""

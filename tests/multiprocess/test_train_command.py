@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from processes import Processes, report
 from typer.testing import CliRunner
 
 from jzero.cli import app
+from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 180
 

@@ -1,0 +1,98 @@
+"""Gather and scatter on 8 simulated devices, beside the same sums in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jzero.collectives import Wire, gather, gather_leaf, scatter_leaf, sum_leaves
+from jzero.layout import Placement
+from jzero.mesh import DATA_AXES
+from tests.helpers import mesh_of
+
+PLACEMENTS = [Placement((16, 3), 0, 8), Placement((3, 16), 1, 8), Placement((13, 2), 0, 8), Placement((2, 5), 1, 8)]
+"""Divided on either dimension; padded; padded so far that some devices hold padding only."""
+
+
+def over_devices(fn, mesh, in_specs, out_specs):
+    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def full_of(placement, seed=0):
+    return np.random.default_rng(seed).standard_normal(placement.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_gather_gives_the_true_array_on_every_device(placement):
+    x = full_of(placement)
+    run = over_devices(lambda s: gather_leaf(s, placement)[None], mesh_of(8), placement.spec, P("shard"))
+    everywhere = np.asarray(run(placement.pad(jnp.asarray(x))))
+    np.testing.assert_array_equal(everywhere, np.broadcast_to(x, (8, *x.shape)))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("replica", [1, 2])
+def test_scatter_leaves_each_device_its_shard_of_the_sum(placement, replica):
+    placement = Placement(placement.shape, placement.dim, 8 // replica)
+    grads = np.stack([full_of(placement, seed) for seed in range(8)])
+    wire = Wire(jnp.float32, replica, 8)
+    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8, replica), P(DATA_AXES), placement.spec)
+    total = placement.unpad(run(grads))
+    np.testing.assert_allclose(np.asarray(total), grads.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_whole_gradients_are_summed_over_all_data_axes():
+    grads = [np.arange(8, dtype=np.float32), np.arange(16, dtype=np.float32).reshape(8, 2)]
+    run = over_devices(lambda g: sum_leaves([x[0] for x in g], Wire()), mesh_of(8, 2), P(DATA_AXES), P())
+    np.testing.assert_allclose(run(grads)[0], 28)
+    np.testing.assert_allclose(run(grads)[1], grads[1].sum(0))
+    assert sum_leaves([], Wire()) == []
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_sixteen_bit_sums_neither_overflow_nor_stay_in_sixteen_bits(dtype):
+    placement, wire = PLACEMENTS[0], Wire(dtype, 1, 8)
+    grads = np.full((8, 16, 3), 30000, np.float32)  # the sum, 240000, is beyond fp16
+    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8), P("shard"), placement.spec)
+    assert run(grads).dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(run(grads)), 240000, rtol=1e-2)
+    assert "f32[16,3] = psum" not in str(jax.make_jaxpr(run)(grads))
+    whole = over_devices(lambda g: sum_leaves([g[0]], wire)[0], mesh_of(8), P("shard"), P())
+    np.testing.assert_allclose(np.asarray(whole(grads)), 240000, rtol=1e-2)
+
+
+def test_integers_and_complex_numbers_are_summed_as_they_are():
+    grads = [np.arange(8, dtype=np.int32), np.arange(8, dtype=np.complex64) * 1j]
+    run = over_devices(lambda g: sum_leaves([x[0] for x in g], Wire(jnp.bfloat16, 1, 8)), mesh_of(8), P("shard"), P())
+    totals = run(grads)
+    assert [t.dtype for t in totals] == [jnp.int32, jnp.complex64]
+    assert [complex(t) for t in totals] == [28, 28j]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("casts", [(), (jnp.bfloat16,)], ids=["fp32", "bf16"])
+def test_the_derivative_of_a_gather_scatters(placement, casts):
+    """Device k computes sum(k * w**2); all devices together have the gradient 28 * 2 * w."""
+    x = full_of(placement)
+
+    def local(shard):
+        k = jax.lax.axis_index("shard").astype(casts[0] if casts else jnp.float32)
+        return jax.grad(lambda s: (k * gather(s, placement, Wire(n_summed=8), casts) ** 2).sum().astype(jnp.float32))(
+            shard
+        )
+
+    run = over_devices(local, mesh_of(8), placement.spec, placement.spec)
+    padded = placement.pad(jnp.asarray(x))
+    grad = run(padded)
+    assert grad.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(placement.unpad(grad)), 56 * x, rtol=2e-2 if casts else 1e-5, atol=1e-5)
+    assert float(jnp.abs(grad).sum()) == pytest.approx(float(jnp.abs(placement.unpad(grad)).sum()), rel=1e-6)
+
+
+def test_a_parameter_travels_in_the_compute_dtype():
+    placement = PLACEMENTS[0]
+    run = over_devices(lambda s: gather(s, placement, Wire(), (jnp.bfloat16,)), mesh_of(8), placement.spec, P())
+    text = str(jax.make_jaxpr(run)(np.zeros((16, 3), np.float32)))
+    assert "bf16[16,3] = all_gather" in text
+    assert "f32[16,3] = all_gather" not in text

@@ -82,8 +82,13 @@ def _from_wire(total: jax.Array, wire: Wire) -> jax.Array:
     return total * wire.n_summed if wire.divides_first else total
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gather(shard: jax.Array, placement: Placement, wire: Wire, casts: tuple[DTypeLike, ...] = ()) -> jax.Array:
+def gather(
+    shard: jax.Array,
+    placement: Placement,
+    wire: Wire,
+    casts: tuple[DTypeLike, ...] = (),
+    whole: jax.Array | None = None,
+) -> jax.Array:
     """Gathers a parameter; the derivative scatters its gradient.
 
     Args:
@@ -91,19 +96,25 @@ def gather(shard: jax.Array, placement: Placement, wire: Wire, casts: tuple[DTyp
         placement: how the parameter lies over the mesh.
         wire: how the gradient travels.
         casts: dtypes the shard passes through before it travels; the last is the dtype of the result.
+        whole: the result, if it was gathered before; then only the gradient travels.
 
     Returns:
         The full array, of shape `placement.shape`.
     """
-    return gather_leaf(shard, placement, casts)
+    return _gather(shard, whole, placement, wire, casts)
 
 
-def _gather_fwd(shard, placement, wire, casts):
-    return gather_leaf(shard, placement, casts), jnp.zeros((0,), shard.dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _gather(shard, whole, placement, wire, casts):
+    return gather_leaf(shard, placement, casts) if whole is None else whole
+
+
+def _gather_fwd(shard, whole, placement, wire, casts):
+    return _gather(shard, whole, placement, wire, casts), jnp.zeros((0,), shard.dtype)
 
 
 def _gather_bwd(placement, wire, casts, like, grad):
-    return (scatter_leaf(grad, placement, wire).astype(like.dtype),)
+    return scatter_leaf(grad, placement, wire).astype(like.dtype), None
 
 
-gather.defvjp(_gather_fwd, _gather_bwd)
+_gather.defvjp(_gather_fwd, _gather_bwd)

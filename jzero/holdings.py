@@ -55,7 +55,7 @@ def holdings(engine: "Engine") -> list[Holding]:
     sizes = [math.prod(p.shape) for p in placements]
     n_params, n_shards = sum(sizes), engine.mesh.shape["shard"]
     n_state = n_shards if plan.shards_state else 1
-    n_grads = n_shards if plan.scatters_every_micro_batch else 1
+    n_grads = n_shards if plan.scatters_at_use else 1
     n_compute = n_shards if plan.gather is Gather.AT_USE else 1
 
     def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> Holding:
@@ -145,7 +145,7 @@ def _spread(placements: list[Any], n_shards: int) -> str:
 def _grads_bytes(engine: "Engine") -> int:
     """The fp32 accumulator: trainable parameters only, in shards where every micro-batch scatters."""
     trained, _ = split(engine.placements, engine.functional.recipe.trainable)
-    sharded = engine.stage_plan.scatters_every_micro_batch
+    sharded = engine.stage_plan.scatters_at_use
     shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
     return 4 * sum(map(math.prod, shapes))
 

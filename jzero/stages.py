@@ -23,7 +23,6 @@ class Reduce(enum.Enum):
 
     SUM_ONCE_PER_STEP = "accumulated whole, summed once at the end of the step"
     SCATTER_ONCE_PER_STEP = "accumulated whole over the micro-batches, scattered once at the end of the step"
-    SCATTER_EVERY_MICRO_BATCH = "scattered after every micro-batch into a sharded accumulator"
     SCATTER_AT_USE = "scattered in the backward pass, each as soon as it is produced, into a sharded accumulator"
 
 
@@ -46,20 +45,15 @@ class StagePlan:
     persists_small_leaves: bool
 
     @property
-    def scatters_after_backward(self) -> bool:
-        """Whether whole gradients of a micro-batch are scattered when its backward pass is done."""
-        return self.reduce is Reduce.SCATTER_EVERY_MICRO_BATCH
-
-    @property
-    def scatters_every_micro_batch(self) -> bool:
-        """Whether the gradient accumulator is sharded."""
-        return self.reduce in (Reduce.SCATTER_EVERY_MICRO_BATCH, Reduce.SCATTER_AT_USE)
+    def scatters_at_use(self) -> bool:
+        """Whether gradients of divided leaves leave the backward pass as shards, and the accumulator is sharded."""
+        return self.reduce is Reduce.SCATTER_AT_USE
 
 
 STAGES = (
     StagePlan(0, False, Gather.NEVER, Reduce.SUM_ONCE_PER_STEP, False),
     StagePlan(1, True, Gather.ONCE_PER_STEP, Reduce.SCATTER_ONCE_PER_STEP, False),
-    StagePlan(2, True, Gather.ONCE_PER_STEP, Reduce.SCATTER_EVERY_MICRO_BATCH, False),
+    StagePlan(2, True, Gather.ONCE_PER_STEP, Reduce.SCATTER_AT_USE, False),
     StagePlan(3, True, Gather.AT_USE, Reduce.SCATTER_AT_USE, True),
 )
 

@@ -174,7 +174,7 @@ def _sharded_grads(recipe: Recipe) -> Callable:
         def micro_step(model_state, micro_batch, i):
             grad = jax.grad(objective, has_aux=True)
             grads, (outcome, weight) = grad(trained, model_state, micro_batch, jax.random.fold_in(key, i))
-            grads = _reduce_each_micro_batch(recipe.plan, grads, placements, recipe.wire)
+            grads = _in_fp32(grads)
             sums = {"loss": outcome.loss, **outcome.metrics}
             new_model_state = jax.tree.map(_as_before, outcome.model_state, model_state)
             return _times(grads, weight), sums, weight, new_model_state
@@ -200,18 +200,20 @@ def _compute_params(recipe: Recipe, params_sharded: Any, *, train: bool) -> tupl
     def apply(params, model_state, batch, key):
         return recipe.model.apply(params, model_state, batch, key, train)
 
-    if recipe.plan.gather is Gather.AT_USE:
-        return params_sharded, gather_at_use(
-            apply, recipe.placements, recipe.wire, casts=recipe.casts, trainable=recipe.trainable
+    wholes = None
+    if recipe.plan.gather is not Gather.AT_USE:
+        wholes = jax.tree.map(
+            lambda p, x, casts: gather_leaf(x, p, casts),
+            recipe.placements,
+            params_sharded,
+            recipe.casts,
+            is_leaf=is_placement,
         )
-    params = jax.tree.map(
-        lambda p, x, casts: gather_leaf(x, p, casts),
-        recipe.placements,
-        params_sharded,
-        recipe.casts,
-        is_leaf=is_placement,
+        if not (train and recipe.plan.scatters_at_use):
+            return wholes, apply
+    return params_sharded, gather_at_use(
+        apply, recipe.placements, recipe.wire, casts=recipe.casts, trainable=recipe.trainable, wholes=wholes
     )
-    return params, apply
 
 
 def _accumulate(micro_step: Callable, model_state: Any, batch: Any, n_micro: int) -> Any:
@@ -230,15 +232,9 @@ def _accumulate(micro_step: Callable, model_state: Any, batch: Any, n_micro: int
     return *totals, model_state
 
 
-def _reduce_each_micro_batch(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
-    """What happens to gradients as soon as a micro-batch has produced them; they leave in fp32."""
-
-    def reduce(placement, grad):
-        if placement.dim is not None and plan.scatters_after_backward:
-            return scatter_leaf(grad, placement, wire)
-        return grad.astype(jnp.float32) if jnp.issubdtype(grad.dtype, jnp.floating) else grad
-
-    return jax.tree.map(reduce, placements, grads, is_leaf=is_placement)
+def _in_fp32(grads: Any) -> Any:
+    """Floating gradients in the dtype in which they are accumulated."""
+    return jax.tree.map(lambda g: g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g, grads)
 
 
 def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
@@ -247,7 +243,7 @@ def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> 
     flat = treedef.flatten_up_to(placements)
     whole = iter(sum_leaves([g for g, p in zip(leaves, flat, strict=True) if p.dim is None], wire))
     reduced = [
-        next(whole) if p.dim is None else g if plan.scatters_every_micro_batch else scatter_leaf(g, p, wire)
+        next(whole) if p.dim is None else g if plan.scatters_at_use else scatter_leaf(g, p, wire)
         for g, p in zip(leaves, flat, strict=True)
     ]
     return treedef.unflatten(reduced)

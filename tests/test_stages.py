@@ -13,14 +13,13 @@ from jzero.stages import STAGES, Gather, Reduce, stage_plan
 def test_each_stage_shards_one_thing_more():
     assert [stage_plan(i).stage for i in range(4)] == [0, 1, 2, 3]
     assert [p.shards_state for p in STAGES] == [False, True, True, True]
-    assert [p.scatters_every_micro_batch for p in STAGES] == [False, False, True, True]
+    assert [p.scatters_at_use for p in STAGES] == [False, False, True, True]
     assert [p.gather for p in STAGES] == [Gather.NEVER, Gather.ONCE_PER_STEP, Gather.ONCE_PER_STEP, Gather.AT_USE]
     assert [p.persists_small_leaves for p in STAGES] == [False, False, False, True]
 
 
-def test_gradients_of_stage_2_wait_for_the_backward_pass_those_of_stage_3_do_not():
-    assert [p.scatters_after_backward for p in STAGES] == [False, False, True, False]
-    assert stage_plan(3).reduce is Reduce.SCATTER_AT_USE
+def test_only_stage_0_sums_gradients_whole():
+    assert [p.reduce is Reduce.SUM_ONCE_PER_STEP for p in STAGES] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("stage", [4, -1, None])

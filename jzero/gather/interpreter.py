@@ -13,15 +13,18 @@ from jax.extend import core as jex_core
 from jax.extend.core import primitives
 
 from jzero import compat
-from jzero.collectives import Wire
+from jzero.collectives import Wire, gather_leaf
 from jzero.gather.lazy import Lazy
+from jzero.gather.products import apply_primitive
 from jzero.gather.units import primitive_unit, remat_region
 
 INLINED = frozenset({primitives.jit_p, primitives.closed_call_p, primitives.call_p})
 """Calls that only give a name to a piece of code."""
 
 
-def gather_at_use(fn: Callable, placements: Any, wire: Wire, *, casts: Any, trainable: Any) -> Callable:
+def gather_at_use(
+    fn: Callable, placements: Any, wire: Wire, *, casts: Any, trainable: Any, wholes: Any | None = None
+) -> Callable:
     """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
 
     Args:
@@ -30,6 +33,7 @@ def gather_at_use(fn: Callable, placements: Any, wire: Wire, *, casts: Any, trai
         wire: how gradients travel.
         casts: pytree of tuples of dtypes like `params`: what each leaf is cast to before it is gathered.
         trainable: pytree of bool like `params`: whether a leaf gets a gradient.
+        wholes: the parameters gathered in advance, a pytree like `params`; then only gradients travel, at each use.
 
     Returns:
         `sharded_fn(params_sharded, *args)` with the same results. Differentiated in reverse mode it gathers each
@@ -40,21 +44,15 @@ def gather_at_use(fn: Callable, placements: Any, wire: Wire, *, casts: Any, trai
     def sharded_fn(params_sharded: Any, *args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(params_sharded)
 
-        def make(shard, placement, cast, train):
+        def make(shard, placement, cast, train, whole):
             if placement.dim is None:
-                for dtype in cast:
-                    shard = shard.astype(dtype)
-                return shard
-            return Lazy(shard, placement, wire, cast, trainable=train)
+                return gather_leaf(shard, placement, cast)
+            return Lazy(shard, placement, wire, cast, whole, trainable=train)
 
         flat = [treedef.flatten_up_to(t) for t in (placements, casts, trainable)]
+        flat.append([None] * len(leaves) if wholes is None else treedef.flatten_up_to(wholes))
         values = [make(*leaf) for leaf in zip(leaves, *flat, strict=True)]
-        shapes = [
-            jax.ShapeDtypeStruct(v.placement.shape, v.wire_dtype)
-            if isinstance(v, Lazy)
-            else jax.ShapeDtypeStruct(v.shape, v.dtype)
-            for v in values
-        ]
+        shapes = [v.gathered_shape if isinstance(v, Lazy) else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
         program, out_shape = compat.trace(fn, treedef.unflatten(shapes), *args)
         outs = evaluate(program, [*values, *jax.tree.leaves(args)])
         return jax.tree.structure(out_shape).unflatten(outs)
@@ -99,7 +97,7 @@ def _apply(eqn: Any, operands: list[Any], gathered: dict[Any, jax.Array] | None)
     if len(operands) == 1 and (followed := lazies[0].follow(eqn)):
         return [followed]
     if gathered is not None or compat.holds_jaxprs(eqn):
-        return compat.bind(eqn, [_full(x, gathered) for x in operands])
+        return apply_primitive(eqn, [_full(x, gathered) for x in operands])
     return primitive_unit(eqn, operands)
 
 
@@ -130,7 +128,7 @@ def _scan(eqn: Any, operands: list[Any], gathered: dict[Any, jax.Array] | None) 
     }
     if not lazy_xs:
         return compat.bind(eqn, [_full(x, gathered) for x in operands])
-    values = [x.shard if i in lazy_xs else _full(x, gathered) for i, x in enumerate(operands)]
+    values = [x.parts if i in lazy_xs else _full(x, gathered) for i, x in enumerate(operands)]
     consts, carry, xs = values[:n_consts], values[n_consts:first_x], values[first_x:]
 
     def body(carry, xs):

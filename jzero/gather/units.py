@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from jzero import compat
-from jzero.collectives import gather_leaf, scatter_leaf
-from jzero.gather.lazy import Lazy
+from jzero.gather.lazy import Lazy, Parts
+from jzero.gather.products import apply_primitive
 
 
 def is_inexact(x: Any) -> bool:
@@ -41,10 +41,10 @@ def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
     def compute(leaves: Sequence[jax.Array], data: Sequence[Any]) -> list[jax.Array]:
         full = iter([lazy.replayed(leaf) for lazy, leaf in zip(lazies, leaves, strict=True)])
         rest = iter(data)
-        return compat.bind(eqn, [next(full if isinstance(x, Lazy) else rest) for x in operands])
+        return apply_primitive(eqn, [next(full if isinstance(x, Lazy) else rest) for x in operands])
 
-    def gathered(shards: Sequence[jax.Array]) -> list[jax.Array]:
-        return [gather_leaf(s, x.placement, x.casts) for s, x in zip(shards, lazies, strict=True)]
+    def gathered(parts: Sequence[Parts]) -> list[jax.Array]:
+        return [x.gathered(p) for x, p in zip(lazies, parts, strict=True)]
 
     def cotangents(leaves: Sequence[jax.Array], data: Sequence[Any], grads_out: Sequence[jax.Array]) -> list[Any]:
         primals = [*leaves, *data]
@@ -59,7 +59,7 @@ def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
         _, vjp = jax.vjp(of_moving, *[primals[i] for i in moving])
         return list(vjp(list(grads_out)))
 
-    shapes = [jax.ShapeDtypeStruct(x.placement.shape, x.wire_dtype) for x in lazies]
+    shapes = [x.gathered_shape for x in lazies]
     outs = jax.eval_shape(compute, shapes, others)
     carries_grad = [is_inexact(y) for y in outs]
     needed = [False] * len(others)
@@ -68,29 +68,26 @@ def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
         needed = compat.used_inputs(cotangents, shapes, others, grad_shapes)[n_lazy : n_lazy + len(others)]
 
     @jax.custom_vjp
-    def unit(shards, data):
-        return compute(gathered(shards), data)
+    def unit(parts, data):
+        return compute(gathered(parts), data)
 
-    def forward(shards, data):
-        return unit(shards, data), (shards, [x for x, n in zip(data, needed, strict=True) if n])
+    def forward(parts, data):
+        return unit(parts, data), (parts, [x for x, n in zip(data, needed, strict=True) if n])
 
     def backward(residuals, grads_out):
-        shards, kept = residuals
+        parts, kept = residuals
         grads_out = [g for g, c in zip(grads_out, carries_grad, strict=True) if c]
         # Without the barrier the compiler would find the forward pass's gather equal to this one and keep its result
         # alive.
-        shards, grads_out = jax.lax.optimization_barrier((shards, grads_out))
+        parts, grads_out = jax.lax.optimization_barrier((parts, grads_out))
         kept = iter(kept)
         data = [next(kept) if n else jnp.zeros_like(x) for x, n in zip(others, needed, strict=True)]
-        grads = iter(cotangents(gathered(shards), data, grads_out))
-        grads_shards = [
-            scatter_leaf(next(grads), x.placement, x.wire).astype(x.shard.dtype) if w else None
-            for x, w in zip(lazies, wanted, strict=True)
-        ]
-        return grads_shards, [next(grads) if s else None for s in smooth]
+        grads = iter(cotangents(gathered(parts), data, grads_out))
+        grads_parts = [(x.scattered(next(grads)) if w else None, None) for x, w in zip(lazies, wanted, strict=True)]
+        return grads_parts, [next(grads) if s else None for s in smooth]
 
     unit.defvjp(forward, backward)
-    return unit([x.shard for x in lazies], others)
+    return unit([x.parts for x in lazies], others)
 
 
 def remat_region(
@@ -116,10 +113,10 @@ def remat_region(
     def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
         return False if primitive is primitives.all_gather_p else policy(primitive, *avals, **params)
 
-    def region(shards, data):
-        rebuilt = iter([lazy.with_shard(s) for lazy, s in zip(lazies, shards, strict=True)])
+    def region(parts, data):
+        rebuilt = iter([lazy.with_parts(p) for lazy, p in zip(lazies, parts, strict=True)])
         rest = iter(data)
         return evaluate(eqn.params["jaxpr"], [next(rebuilt if isinstance(x, Lazy) else rest) for x in operands])
 
     remat = jax.checkpoint(region, policy=policy and saves, prevent_cse=eqn.params["prevent_cse"])
-    return remat([x.shard for x in lazies], others)
+    return remat([x.parts for x in lazies], others)

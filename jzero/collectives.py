@@ -43,6 +43,8 @@ def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, 
         shard = shard.astype(dtype)
     if placement.dim is None:
         return shard
+    if placement.stacked:
+        return jax.lax.map(lambda layer: gather_leaf(layer, placement.layer), shard)
     return placement.unpad(jax.lax.all_gather(shard, SHARD_AXIS, axis=placement.dim, tiled=True))
 
 
@@ -52,6 +54,8 @@ def scatter_leaf(grad: jax.Array, placement: Placement, wire: Wire) -> jax.Array
     Floating gradients come back in fp32 whatever they travelled in, complex ones in their own dtype.
     """
     assert placement.dim is not None, "a whole gradient is summed, not scattered"
+    if placement.stacked:
+        return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, wire), grad)
     sent = placement.pad(_to_wire(grad, wire))
     total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
     if wire.n_replicas > 1:

@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec
 from jzero.mesh import SHARD_AXIS
 
 SMALL_LEAF_ELEMENTS = 16_384
-"""Up to this size a copy on each device costs less than a collective of its own: such a leaf is never padded, and stays
-whole unless the configuration asks otherwise."""
+"""Up to this size a copy on each device costs less than a collective of its own; such a leaf is never padded either."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,19 @@ class Placement:
         shape: the true shape, as the model knows it.
         dim: the divided dimension, or None for a replicated array.
         n_shards: the number of equal parts along `dim`.
+        stacked: dimension 0 counts layers that a loop walks over; collectives then take one layer at a time, since a
+            gather along a later dimension would need a second copy of the whole stack to bring it into order.
     """
 
     shape: tuple[int, ...]
     dim: int | None = None
     n_shards: int = 1
+    stacked: bool = False
+
+    @property
+    def layer(self) -> "Placement":
+        """The placement of one slice along dimension 0."""
+        return Placement(self.shape[1:], None if self.dim is None else self.dim - 1, self.n_shards)
 
     @property
     def padding(self) -> int:
@@ -73,7 +80,7 @@ def place(
     shape: tuple[int, ...],
     n_shards: int,
     *,
-    keep_whole_up_to: int = SMALL_LEAF_ELEMENTS,
+    keep_whole_up_to: int = 0,
     undividable: Collection[int] = (),
 ) -> Placement:
     """Chooses the placement of one array.
@@ -98,12 +105,13 @@ def place(
     dims = [d for d in range(len(shape)) if d not in undividable]
     if n_shards == 1 or size <= keep_whole_up_to or size == 0 or not dims:
         return whole
+    stacked = 0 in undividable
     for d in dims:
         if shape[d] % n_shards == 0:
-            return Placement(shape, d, n_shards)
+            return Placement(shape, d, n_shards, stacked)
     if size <= SMALL_LEAF_ELEMENTS:
         return whole
-    best = min((Placement(shape, d, n_shards) for d in dims), key=lambda p: math.prod(p.padded_shape))
+    best = min((Placement(shape, d, n_shards, stacked) for d in dims), key=lambda p: math.prod(p.padded_shape))
     return best if math.prod(best.shard_shape) < size else whole
 
 
@@ -111,7 +119,7 @@ def place_all(
     params: Mapping | list | tuple | object,
     n_shards: int,
     *,
-    keep_whole_up_to: int = SMALL_LEAF_ELEMENTS,
+    keep_whole_up_to: int = 0,
     undividable: Mapping[int, Collection[int]] | None = None,
 ):
     """Chooses the placement of every leaf of a parameter tree.

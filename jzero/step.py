@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jzero.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
 from jzero.config import Config
 from jzero.gather import gather_at_use
+from jzero.layout import Placement
 from jzero.loss_scale import update_loss_scale
 from jzero.mesh import DATA_AXES, n_data_shards
 from jzero.model import Mean, Model, Outcome
@@ -174,18 +175,20 @@ def _sharded_grads(recipe: Recipe) -> Callable:
         def micro_step(model_state, micro_batch, i):
             grad = jax.grad(objective, has_aux=True)
             grads, (outcome, weight) = grad(trained, model_state, micro_batch, jax.random.fold_in(key, i))
-            grads = _in_fp32(grads)
             sums = {"loss": outcome.loss, **outcome.metrics}
-            new_model_state = jax.tree.map(_as_before, outcome.model_state, model_state)
-            return _times(grads, weight), sums, weight, new_model_state
+            return grads, sums, weight, jax.tree.map(_as_before, outcome.model_state, model_state)
+
+        def weighted_micro_step(model_state, micro_batch, i):
+            grads, sums, weight, model_state = micro_step(model_state, micro_batch, i)
+            return _times(_in_fp32(grads), weight), sums, weight, model_state
 
         if n_micro == 1:
-            grads, sums, weight, new_model_state = micro_step(model_state, jax.tree.map(lambda x: x[0], batch), 0)
+            grads, sums, _, new_model_state = micro_step(model_state, jax.tree.map(lambda x: x[0], batch), 0)
+            unscale = 1 / (scale * n_shards)
         else:
-            grads, sums, weight, new_model_state = _accumulate(micro_step, model_state, batch, n_micro)
-        grads = _reduce_at_end(recipe.plan, grads, placements, recipe.wire)
-        unscale = n_micro / (scale * _positive(weight) * n_shards)
-        grads = _times(grads, unscale)
+            grads, sums, weight, new_model_state = _accumulate(weighted_micro_step, model_state, batch, n_micro)
+            unscale = n_micro / (scale * _positive(weight) * n_shards)
+        grads = _times(_in_fp32(_reduce_at_end(recipe.plan, grads, placements, recipe.wire)), unscale)
         averages = _averages(sums, n_shards * n_micro)
         return grads, averages.pop("loss"), averages, _agree(new_model_state, model_state)
 
@@ -200,19 +203,18 @@ def _compute_params(recipe: Recipe, params_sharded: Any, *, train: bool) -> tupl
     def apply(params, model_state, batch, key):
         return recipe.model.apply(params, model_state, batch, key, train)
 
-    wholes = None
+    placements, casts, wholes = recipe.placements, recipe.casts, None
     if recipe.plan.gather is not Gather.AT_USE:
         wholes = jax.tree.map(
-            lambda p, x, casts: gather_leaf(x, p, casts),
-            recipe.placements,
-            params_sharded,
-            recipe.casts,
-            is_leaf=is_placement,
+            lambda p, x, to: gather_leaf(x, p, to), placements, params_sharded, casts, is_leaf=is_placement
         )
-        if not (train and recipe.plan.scatters_at_use):
-            return wholes, apply
+        if not recipe.plan.scatters_at_use:
+            # What is differentiated are the whole parameters; their gradients stay on the device until the end.
+            params_sharded, wholes = wholes, None
+            placements = jax.tree.map(lambda p: Placement(p.shape), placements, is_leaf=is_placement)
+            casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
     return params_sharded, gather_at_use(
-        apply, recipe.placements, recipe.wire, casts=recipe.casts, trainable=recipe.trainable, wholes=wholes
+        apply, placements, recipe.wire, casts=casts, trainable=recipe.trainable, wholes=wholes
     )
 
 

@@ -1,4 +1,4 @@
-"""Gather at use: ZeRO-3 for any function, by transforming its jaxpr."""
+"""Gather and scatter at use: ZeRO for any function, by transforming its jaxpr."""
 
 from jzero.gather.interpreter import gather_at_use
 from jzero.gather.scanned import scanned_dims

@@ -13,7 +13,7 @@ from jax.extend import core as jex_core
 from jax.extend.core import primitives
 
 from jzero import compat
-from jzero.collectives import Wire, gather_leaf
+from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy
 from jzero.gather.products import apply_primitive
 from jzero.gather.units import primitive_unit, remat_region
@@ -44,16 +44,13 @@ def gather_at_use(
     def sharded_fn(params_sharded: Any, *args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(params_sharded)
 
-        def make(shard, placement, cast, train, whole):
-            if placement.dim is None:
-                return gather_leaf(shard, placement, cast)
-            return Lazy(shard, placement, wire, cast, whole, trainable=train)
-
+        given = [None] * len(leaves) if wholes is None else treedef.flatten_up_to(wholes)
         flat = [treedef.flatten_up_to(t) for t in (placements, casts, trainable)]
-        flat.append([None] * len(leaves) if wholes is None else treedef.flatten_up_to(wholes))
-        values = [make(*leaf) for leaf in zip(leaves, *flat, strict=True)]
-        shapes = [v.gathered_shape if isinstance(v, Lazy) else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-        program, out_shape = compat.trace(fn, treedef.unflatten(shapes), *args)
+        values = [
+            Lazy(shard, placement, wire, cast, None if placement.dim is None else whole, trainable=train)
+            for shard, placement, cast, train, whole in zip(leaves, *flat, given, strict=True)
+        ]
+        program, out_shape = compat.trace(fn, treedef.unflatten([v.gathered_shape for v in values]), *args)
         outs = evaluate(program, [*values, *jax.tree.leaves(args)])
         return jax.tree.structure(out_shape).unflatten(outs)
 
@@ -96,7 +93,7 @@ def _apply(eqn: Any, operands: list[Any], gathered: dict[Any, jax.Array] | None)
         return _scan(eqn, operands, gathered)
     if len(operands) == 1 and (followed := lazies[0].follow(eqn)):
         return [followed]
-    if gathered is not None or compat.holds_jaxprs(eqn):
+    if gathered is not None or compat.holds_jaxprs(eqn) or all(x.placement.dim is None for x in lazies):
         return apply_primitive(eqn, [_full(x, gathered) for x in operands])
     return primitive_unit(eqn, operands)
 
@@ -124,7 +121,7 @@ def _scan(eqn: Any, operands: list[Any], gathered: dict[Any, jax.Array] | None) 
     lazy_xs = {
         i: x
         for i, x in enumerate(operands)
-        if i >= first_x and isinstance(x, Lazy) and not x.replay and x.placement.dim
+        if i >= first_x and isinstance(x, Lazy) and not x.replay and x.placement.dim != 0
     }
     if not lazy_xs:
         return compat.bind(eqn, [_full(x, gathered) for x in operands])

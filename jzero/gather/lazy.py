@@ -1,4 +1,7 @@
-"""A parameter that compute has not asked for yet: where it comes from, and what to replay on the full value."""
+"""A parameter that compute has not asked for yet: where it comes from, and what to replay on the full value.
+
+A parameter that is whole on every device is lazy too, so that all stages run the same way; using it moves nothing.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,6 +94,8 @@ class Lazy:
 
     def full(self) -> jax.Array:
         """The value itself, differentiable, alive until the backward pass has used it."""
+        if self.placement.dim is None:
+            return self.replayed(gather_leaf(self.shard, self.placement, self.casts))
         return self.replayed(gather(self.shard, self.placement, self.wire, self.casts, self.whole))
 
     def unreplayed(self) -> "Lazy":
@@ -99,6 +104,5 @@ class Lazy:
 
     def scan_slice(self, parts: Parts) -> "Lazy":
         """What one iteration of a `scan` over dimension 0 sees, given its slices of the arrays."""
-        p = self.placement
-        assert p.dim, "the layout never divides a scanned dimension"
-        return replace(self.with_parts(parts), placement=Placement(p.shape[1:], p.dim - 1, p.n_shards))
+        assert self.placement.dim != 0, "the layout never divides a scanned dimension"
+        return replace(self.with_parts(parts), placement=self.placement.layer)

@@ -77,9 +77,9 @@ def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
     def backward(residuals, grads_out):
         parts, kept = residuals
         grads_out = [g for g, c in zip(grads_out, carries_grad, strict=True) if c]
-        # Without the barrier the compiler would find the forward pass's gather equal to this one and keep its result
-        # alive.
-        parts, grads_out = jax.lax.optimization_barrier((parts, grads_out))
+        if any(x.whole is None for x in lazies):
+            # Or the compiler would find the forward pass's gather equal to this one and keep its result alive.
+            parts, grads_out = jax.lax.optimization_barrier((parts, grads_out))
         kept = iter(kept)
         data = [next(kept) if n else jnp.zeros_like(x) for x, n in zip(others, needed, strict=True)]
         grads = iter(cotangents(gathered(parts), data, grads_out))

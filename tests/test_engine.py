@@ -199,6 +199,12 @@ def test_batch_sizes_that_do_not_fit_the_mesh_are_a_sentence():
         build(1, batches(1, 12)[0])
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_range_is_a_sentence(seed):
+    with pytest.raises(ConfigError, match=rf"seed is {seed}; it must be at least 0 and below 2\*\*32"):
+        build(0, batches(1, 8)[0], seed=seed)
+
+
 def test_two_engines_live_side_by_side(alone):
     first, second = build(3, STEPS[0], **ENGINES), build(1, STEPS[0], n_devices=2, **ENGINES)
     losses = [(float(first.train_batch(b)["loss"]), float(second.train_batch(b)["loss"])) for b in STEPS]

@@ -80,3 +80,15 @@ def test_updates_smaller_than_sixteen_bits_resolve_add_up_in_the_master(name):
     for _ in range(3):
         engine.train_batch(BATCH)
     np.testing.assert_allclose(np.asarray(engine.params["w"]), 1 + 3e-4, rtol=1e-6)
+
+
+def test_an_nnx_embedding_follows_the_precision_though_it_was_made_in_fp32():
+    seen = {}
+
+    def loss(model, batch):
+        seen["embedded"] = model(batch["i"] % 4).dtype
+        return model(batch["i"] % 4).astype(jnp.float32).mean()
+
+    batch = {"i": BATCH["i"]}
+    build(1, batch, model=lambda rngs: nnx.Embed(4, 3, rngs=rngs), loss_fn=loss, sections=SECTIONS["bf16"])
+    assert seen["embedded"] == jnp.bfloat16

@@ -32,3 +32,11 @@ def test_bad_input_of_all_processes_ends_them_in_order():
     for end in ended:
         assert end.returncode == 2, report(ended)
         assert end.stderr.splitlines()[-1].startswith("error: model has no 'n_layers'"), report(ended)
+
+
+def test_processes_that_were_started_differently_are_refused():
+    with Processes([str(Path(__file__).with_name("disagreeing_worker.py"))]) as processes:
+        ended = processes.wait(TIMEOUT)
+    for end in ended:
+        assert end.returncode != 0, report(ended)
+        assert "process 1 has another configuration or seed than process 0" in end.stderr, report(ended)

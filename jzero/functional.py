@@ -25,7 +25,7 @@ from jzero.optim import build_optimizer
 from jzero.precision import Precision, precision
 from jzero.schedules import build_schedule
 from jzero.stages import stage_plan
-from jzero.state import TrainState, pad, path_name, place_like_params, shardings, split, stored
+from jzero.state import TrainState, pad, path_name, place_like_params, replicated, shardings, split, stored
 from jzero.step import Recipe, eval_step, shard_over_data, train_step
 
 Trainable = Callable[[str], bool]
@@ -130,7 +130,7 @@ def functional(
     whole = jax.tree.map(lambda x: Placement(tuple(x.shape)), true_state)
     state_placements = TrainState(**{**vars(whole), "params": placements, "opt_state": opt_placements})
     state_shardings = shardings(state_placements, mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = replicated(mesh)
     options = compiler_options(mesh)
     return Functional(
         init=jax.jit(init_state, out_shardings=state_shardings),

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from jzero.stages import Gather, StagePlan
 from jzero.state import is_placement, split
+from jzero.units import format_bytes
 
 if TYPE_CHECKING:
     from jzero.engine import Engine
@@ -103,32 +104,20 @@ def holdings_table(engine: "Engine") -> Table:
     for lasts in (True, False):
         rows = [part for part in parts if part.lasts is lasts]
         for row in rows:
-            table.add_row(row.part, readable(row.n_bytes), _paper(row.formula, row.paper_bytes), row.why)
+            table.add_row(row.part, format_bytes(row.n_bytes), _paper(row.formula, row.paper_bytes), row.why)
         table.add_section()
         total = sum(row.n_bytes for row in rows)
         paper = sum(row.paper_bytes or 0 for row in rows)
         what = "lasts between steps" if lasts else "at most inside a step"
-        table.add_row(what, readable(total), readable(paper), "activations come on top" * (not lasts), style="bold")
+        table.add_row(
+            what, format_bytes(total), format_bytes(paper), "activations come on top" * (not lasts), style="bold"
+        )
         table.add_section()
     return table
 
 
-def readable(n_bytes: float) -> str:
-    """Bytes in decimal units, as the paper counts them.
-
-    Example:
-        >>> readable(640), readable(1.5e6), readable(120e9)
-        ('640 B', '1.5 MB', '120 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 999.5 or unit == "GB":
-            break
-        n_bytes /= 1000
-    return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 99.95 else f"{n_bytes:.3g} {unit}"
-
-
 def _paper(formula: str, n_bytes: float | None) -> str:
-    return "-" if n_bytes is None else f"{formula} = {readable(n_bytes)}"
+    return "-" if n_bytes is None else f"{formula} = {format_bytes(n_bytes)}"
 
 
 def _spread(placements: list[Any], n_shards: int) -> str:

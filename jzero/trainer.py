@@ -30,6 +30,7 @@ from jzero.holdings import holdings_table
 from jzero.mesh import make_mesh, n_data_shards
 from jzero.monitor import ConsoleView, JsonLines, MetricWriter
 from jzero.schedules import hf_schedule
+from jzero.state import replicated
 
 VALIDATION_WINDOWS = 256
 """An evaluation reads about this many windows of the validation text, the same ones every time."""
@@ -279,7 +280,7 @@ class _Interrupts:
     def __init__(self, mesh: Mesh):
         self.asked = False
         self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._any = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._any = jax.jit(jnp.max, out_shardings=replicated(mesh))
         self._unread: jax.Array | None = None
 
     def poll(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import jzero
-from jzero.holdings import device_bytes, holdings, holdings_table, readable
+from jzero.holdings import device_bytes, holdings, holdings_table
 from jzero.models import build
 
 SIZES = {"vocab_size": 256, "seq_len": 16, "d_model": 128, "n_layer": 2, "n_head": 2}
@@ -91,14 +91,3 @@ def test_one_device_holds_everything():
     parts = {h.part: h for h in holdings(engine(3, n_devices=1))}
     assert parts["master parameters"].why == "whole on each device"
     assert parts["master parameters"].formula == "4P"
-
-
-def test_sizes_read_well():
-    assert [readable(n) for n in (0, 999, 1000, 123456, 7.5e9, 3.2e12)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "123 kB",
-        "7.5 GB",
-        "3200 GB",
-    ]

@@ -15,6 +15,7 @@ from rich.table import Table
 from jzero.plan.collectives import KINDS, Collective, read_collectives
 from jzero.plan.flops import FlopCounter
 from jzero.plan.hlo import parse_module
+from jzero.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,16 +153,3 @@ def read_program(compiled: jax.stages.Compiled, mesh: Mesh | None = None) -> Pro
         collectives=read_collectives(module, None if mesh is None else mesh.shape),
         flops=flops.computation(module.entry),
     )
-
-
-def format_bytes(n_bytes: float) -> str:
-    """Writes a size in decimal units.
-
-    Example:
-        >>> format_bytes(2_610_000_000), format_bytes(12)
-        ('2.61 GB', '12 B')
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.2f} {unit}"
-    return f"{n_bytes:.0f} B"

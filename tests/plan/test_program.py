@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from jzero.mesh import make_mesh
-from jzero.plan.program import KINDS, format_bytes, read_program
+from jzero.plan.program import KINDS, read_program
 from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.units import format_bytes
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("shard")
 N = 8
@@ -211,4 +212,4 @@ def test_json_and_table(mesh):
     assert "all-reduce" in text
     assert "f32[4096,4096]" in text
     assert format_bytes(6 * size * 2 * 7 // 8) in text
-    assert "arguments 67.11 MB" in text
+    assert "arguments 67.1 MB" in text

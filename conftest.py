@@ -1,4 +1,4 @@
-"""Every test sees 8 simulated CPU devices and strict dtype promotion; warnings are errors (see pyproject.toml)."""
+"""Tests and examples in docstrings see 8 simulated CPU devices, strict dtype promotion, and warnings as errors."""
 
 import os
 

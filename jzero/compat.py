@@ -35,21 +35,22 @@ def trace(fn: Callable, *args: Any) -> tuple[Subprogram, Any]:
         The jaxpr, with one variable per leaf of `args`, and the pytree of output shapes.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    live = [True] * len(closed.jaxpr.outvars)
-    if JAX_VERSION >= (0, 12):
-        jaxpr, _, _ = pe.dce_jaxpr_consts(closed, live, instantiate=True)  # pyright: ignore[reportArgumentType]
-        return subprogram(jaxpr), out_shape
-    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, live, instantiate=True)
-    return Subprogram(jaxpr, closed.consts), out_shape
+    return _without_dead_code(closed, keep_inputs=True)[0], out_shape
 
 
 def used_inputs(fn: Callable, *args: Any) -> list[bool]:
     """Tells which leaves of `args` the outputs of `fn` really depend on."""
-    closed = jax.make_jaxpr(fn)(*args)
+    return _without_dead_code(jax.make_jaxpr(fn)(*args), keep_inputs=False)[1]
+
+
+def _without_dead_code(closed: Any, *, keep_inputs: bool) -> tuple[Subprogram, list[bool]]:
+    """A jaxpr without what its outputs do not need, and which inputs that left in use."""
     live = [True] * len(closed.jaxpr.outvars)
     if JAX_VERSION >= (0, 12):
-        return pe.dce_jaxpr_consts(closed, live)[2]  # pyright: ignore[reportArgumentType]
-    return pe.dce_jaxpr(closed.jaxpr, live)[1]
+        jaxpr, _, used = pe.dce_jaxpr_consts(closed, live, instantiate=keep_inputs)
+        return subprogram(jaxpr), used
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, live, instantiate=keep_inputs)
+    return Subprogram(jaxpr, closed.consts), used
 
 
 def scan_arity(eqn: Any) -> tuple[int, int]:

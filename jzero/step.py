@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jzero.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
 from jzero.config import Config
@@ -141,9 +142,6 @@ def eval_step(recipe: Recipe) -> Callable[[TrainState, Any], dict[str, jax.Array
         return sharded(state.params, state.model_state, batch, state.rng)
 
     return evaluate
-
-
-P = PartitionSpec
 
 
 def shard_over_data(fn: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:

@@ -17,6 +17,12 @@ def is_inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
+def _in_order(operands: Sequence[Any], for_lazies: Sequence[Any], for_others: Sequence[Any]) -> list[Any]:
+    """Replaces the lazy operands and the others, each group in its own order, and keeps their places."""
+    lazy, other = iter(for_lazies), iter(for_others)
+    return [next(lazy if isinstance(x, Lazy) else other) for x in operands]
+
+
 def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
     """Applies one primitive to operands of which some are lazy: gather, replay, compute.
 
@@ -39,9 +45,8 @@ def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
     n_lazy = len(lazies)
 
     def compute(leaves: Sequence[jax.Array], data: Sequence[Any]) -> list[jax.Array]:
-        full = iter([lazy.replayed(leaf) for lazy, leaf in zip(lazies, leaves, strict=True)])
-        rest = iter(data)
-        return apply_primitive(eqn, [next(full if isinstance(x, Lazy) else rest) for x in operands])
+        full = [lazy.replayed(leaf) for lazy, leaf in zip(lazies, leaves, strict=True)]
+        return apply_primitive(eqn, _in_order(operands, full, data))
 
     def gathered(parts: Sequence[Parts]) -> list[jax.Array]:
         return [x.gathered(p) for x, p in zip(lazies, parts, strict=True)]
@@ -114,9 +119,8 @@ def remat_region(
         return False if primitive is primitives.all_gather_p else policy(primitive, *avals, **params)
 
     def region(parts, data):
-        rebuilt = iter([lazy.with_parts(p) for lazy, p in zip(lazies, parts, strict=True)])
-        rest = iter(data)
-        return evaluate(eqn.params["jaxpr"], [next(rebuilt if isinstance(x, Lazy) else rest) for x in operands])
+        rebuilt = [lazy.with_parts(p) for lazy, p in zip(lazies, parts, strict=True)]
+        return evaluate(eqn.params["jaxpr"], _in_order(operands, rebuilt, data))
 
     remat = jax.checkpoint(region, policy=policy and saves, prevent_cse=eqn.params["prevent_cse"])
     return remat([x.parts for x in lazies], others)

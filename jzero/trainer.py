@@ -85,9 +85,14 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     """
     arguments = config.training_arguments
     model = models.build(config.model)
+    if model.vocab_size is None:
+        raise ConfigError(
+            f"model.family {config.model['family']!r} classifies images, and jzero train reads text; "
+            "choose a family of language models, such as gpt."
+        )
     if model.vocab_size < VOCAB_SIZE:
         raise ConfigError(f"model.vocab_size is {model.vocab_size}; byte tokens need at least {VOCAB_SIZE}.")
-    if config.data.seq_len > model.seq_len:
+    if model.seq_len is not None and config.data.seq_len > model.seq_len:
         raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
     mesh = make_mesh() if mesh is None else mesh

@@ -94,6 +94,18 @@ def test_ctrl_c_stops_after_the_step_and_saves(make_run, tmp_path):
     assert train(run, resume=result.checkpoint).step == 6
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        '{"family": "lstm", "vocab_size": 256, "d_model": 16, "n_layer": 1}',
+        '{"family": "llama", "vocab_size": 256, "seq_len": 16, "d_model": 16, "n_layer": 1, "n_head": 2}',
+    ],
+)
+def test_every_family_of_language_models_trains(make_run, model):
+    result = train(make_run(f"model={model}", "training_arguments.max_steps=2"))
+    assert result.metrics["validation_loss"] < 6
+
+
 def test_epochs_become_steps(make_run):
     run = make_run("training_arguments.max_steps=-1", "training_arguments.num_train_epochs=1.5")
     assert run.n_steps == -(-3 * (run.corpus.train.n_windows // 16) // 2)
@@ -112,6 +124,10 @@ def test_the_schedule_of_the_deepspeed_part_wins(make_run, tmp_path):
     [
         ("model.vocab_size=100", "model.vocab_size is 100; byte tokens need at least 256."),
         ("data.seq_len=32", "data.seq_len 32 is more than the model.seq_len 16."),
+        (
+            'model={"family": "resnet", "depth": 18, "n_classes": 10}',
+            "model.family 'resnet' classifies images, and jzero train reads text; choose a family of language models",
+        ),
         ('data.files=["no/*.txt"]', "data.files: no file matches 'no/*.txt' in "),
         ("data.validation_share=0.001", "the validation text is 8 bytes long; data.seq_len 16 needs at least 17."),
     ],

@@ -11,9 +11,30 @@ from typing import Any, NamedTuple
 from jzero.errors import ConfigError
 from jzero.models.gpt import GPT, GPTConfig
 from jzero.models.gpt_linen import GPTLinen
-from jzero.models.losses import linen_next_token_loss, next_token_loss
+from jzero.models.llama import Llama, LlamaConfig
+from jzero.models.losses import classification_loss, linen_next_token_loss, next_token_loss
+from jzero.models.lstm import LSTM, LSTMConfig
+from jzero.models.resnet import ResNet, ResNetConfig
+from jzero.models.vit import ViT, ViTConfig
 
-__all__ = ["FAMILIES", "GPT", "BuiltModel", "GPTConfig", "GPTLinen", "build", "next_token_loss"]
+__all__ = [
+    "FAMILIES",
+    "GPT",
+    "LSTM",
+    "BuiltModel",
+    "GPTConfig",
+    "GPTLinen",
+    "LSTMConfig",
+    "Llama",
+    "LlamaConfig",
+    "ResNet",
+    "ResNetConfig",
+    "ViT",
+    "ViTConfig",
+    "build",
+    "classification_loss",
+    "next_token_loss",
+]
 
 
 class BuiltModel(NamedTuple):
@@ -23,27 +44,20 @@ class BuiltModel(NamedTuple):
         factory: a function `rngs -> NNX module`, or a Linen module.
         loss_fn: its loss function.
         hidden_size: the width by which DeepSpeed scales its `"auto"` buffer sizes and thresholds.
-        seq_len: the longest sequence the model takes.
-        vocab_size: number of token ids.
+        seq_len: the longest sequence the model takes; None for any, and for a model of images.
+        vocab_size: number of token ids; None for a model of images.
     """
 
     factory: Any
     loss_fn: Callable
     hidden_size: int
-    seq_len: int
-    vocab_size: int
+    seq_len: int | None = None
+    vocab_size: int | None = None
 
 
 def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
     api = sizes.get("api", "nnx")
-    known = [field.name for field in dataclasses.fields(GPTConfig)]
-    _check_keys(sizes, [*known, "api"])
-    missing = [
-        f.name for f in dataclasses.fields(GPTConfig) if f.default is dataclasses.MISSING and f.name not in sizes
-    ]
-    if missing:
-        raise ConfigError(f"model lacks {', '.join(missing)}, which a gpt cannot do without.")
-    config = GPTConfig(**{name: value for name, value in sizes.items() if name != "api"})
+    config = _config(GPTConfig, "gpt", sizes, "api")
     if api == "nnx":
         factory, loss_fn = (lambda rngs: GPT(config, rngs=rngs)), next_token_loss
     elif api == "linen":
@@ -53,15 +67,43 @@ def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
     return BuiltModel(factory, loss_fn, config.d_model, config.seq_len, config.vocab_size)
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {"gpt": _gpt}
+def _llama(sizes: Mapping[str, Any]) -> BuiltModel:
+    config = _config(LlamaConfig, "llama", sizes)
+    factory = lambda rngs: Llama(config, rngs=rngs)
+    return BuiltModel(factory, next_token_loss, config.d_model, config.seq_len, config.vocab_size)
+
+
+def _vit(sizes: Mapping[str, Any]) -> BuiltModel:
+    config = _config(ViTConfig, "vit", sizes)
+    return BuiltModel(lambda rngs: ViT(config, rngs=rngs), classification_loss, config.d_model)
+
+
+def _resnet(sizes: Mapping[str, Any]) -> BuiltModel:
+    config = _config(ResNetConfig, "resnet", sizes)
+    return BuiltModel(lambda rngs: ResNet(config, rngs=rngs), classification_loss, config.d_out)
+
+
+def _lstm(sizes: Mapping[str, Any]) -> BuiltModel:
+    config = _config(LSTMConfig, "lstm", sizes)
+    factory = lambda rngs: LSTM(config, rngs=rngs)
+    return BuiltModel(factory, next_token_loss, config.d_model, vocab_size=config.vocab_size)
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {
+    "gpt": _gpt,
+    "llama": _llama,
+    "vit": _vit,
+    "resnet": _resnet,
+    "lstm": _lstm,
+}
 
 
 def build(model: Mapping[str, Any]) -> BuiltModel:
     """Builds what a run file's `model` part names.
 
     Args:
-        model: `family` and the family's sizes; for `gpt` the fields of `GPTConfig` and `api`, which is `nnx` (the
-            default) or `linen`.
+        model: `family` and the family's sizes: the fields of `GPTConfig`, `LlamaConfig`, `ViTConfig`, `ResNetConfig` or
+            `LSTMConfig`. A `gpt` also takes `api`, which is `nnx` (the default) or `linen`.
 
     Returns:
         The model's factory, loss function and sizes; nothing is allocated.
@@ -83,6 +125,16 @@ def build(model: Mapping[str, Any]) -> BuiltModel:
             f"model.family is {family!r}{_nearest(family, FAMILIES)}; known families: {', '.join(FAMILIES)}."
         )
     return FAMILIES[family](sizes)
+
+
+def _config(kind: Any, family: str, sizes: Mapping[str, Any], *options: str) -> Any:
+    """A family's configuration from its sizes; `options` are keys beside them."""
+    fields = dataclasses.fields(kind)
+    _check_keys(sizes, [*(field.name for field in fields), *options])
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in sizes]
+    if missing:
+        raise ConfigError(f"model lacks {', '.join(missing)}, which a {family} cannot do without.")
+    return kind(**{name: value for name, value in sizes.items() if name not in options})
 
 
 def _check_keys(sizes: Mapping[str, Any], known: Iterable[str]) -> None:

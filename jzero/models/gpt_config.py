@@ -1,10 +1,9 @@
 """The sizes of a GPT, shared by its NNX and its Linen form."""
 
 import dataclasses
+from typing import Any
 
-import jax
-
-from jzero.errors import ConfigError
+from jzero.models.checks import check_blocks, check_dropout, check_multiple, check_sizes, remat_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +40,10 @@ class GPTConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("vocab_size", "seq_len", "d_model", "n_layer", "n_head"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"model.{name} must be a positive whole number, not {size!r}.")
-        if self.d_model % self.n_head:
-            raise ConfigError(f"model.d_model {self.d_model} must be a multiple of model.n_head {self.n_head}.")
-        if not isinstance(self.scan_layers, bool):
-            raise ConfigError(f"model.scan_layers must be true or false, not {self.scan_layers!r}.")
-        if not isinstance(self.remat, bool) and not hasattr(jax.checkpoint_policies, str(self.remat)):
-            raise ConfigError(
-                f"model.remat must be true, false or the name of one of jax.checkpoint_policies, not {self.remat!r}."
-            )
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout must be a rate from 0 up to, not including, 1, not {self.dropout!r}.")
+        check_sizes(self, "vocab_size", "seq_len", "d_model", "n_layer", "n_head")
+        check_multiple(self, "d_model", "n_head")
+        check_blocks(self)
+        check_dropout(self)
 
     @property
     def n_params(self) -> int:
@@ -68,6 +57,6 @@ class GPTConfig:
         return 0.02 / (2 * self.n_layer) ** 0.5
 
     @property
-    def remat_policy(self):
+    def remat_policy(self) -> Any:
         """The `policy` argument of `jax.checkpoint`; None recomputes everything."""
-        return getattr(jax.checkpoint_policies, self.remat) if isinstance(self.remat, str) else None
+        return remat_policy(self.remat)

@@ -1,7 +1,7 @@
-"""The GPT's arithmetic as pure functions, so that its NNX and Linen forms cannot differ.
+"""The transformers' arithmetic as pure functions, so that no two forms of a model can differ.
 
 The compute dtype is whatever dtype the parameters have when they arrive: the caller casts them, nothing here does.
-Means, variances, softmax and logits are computed in float32 at every dtype.
+Means, variances, rotations, softmax and logits are computed in float32 at every dtype.
 """
 
 import jax
@@ -10,46 +10,96 @@ import jax.numpy as jnp
 LAYER_NORM_EPSILON = 1e-5
 
 
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float = LAYER_NORM_EPSILON) -> jax.Array:
     """Normalises the last dimension in float32 and rounds once, back to the dtype of `x`.
 
     Args:
         x: `[..., d]`.
         scale: `[d]`.
         bias: `[d]`.
+        epsilon: added to the variance.
 
     Returns:
         `[..., d]` in the dtype of `x`.
     """
     y = x.astype(jnp.float32)
     y = y - y.mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
     return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def causal_attention(qkv: jax.Array, n_head: int) -> jax.Array:
-    """Causal multi-head self-attention, the softmax in float32.
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Divides the last dimension by its root mean square in float32 and rounds once: `[..., d]`, `[d]` -> `[..., d]`.
+
+    Example:
+        >>> x = jnp.array([3.0, 4.0])
+        >>> print((rms_norm(x, jnp.ones(2), 0.0) ** 2).mean().round(5))
+        1.0
+    """
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    return (y * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotate(x: jax.Array, theta: float) -> jax.Array:
+    """Rotary positions: turns each pair of features by an angle that grows with the position.
+
+    Feature `i` is paired with `i + d_head / 2`, as in Hugging Face's weights; the pair turns by `theta ** (-2 i /
+    d_head)` per position, so that a product of two rotated vectors depends on their distance alone.
 
     Args:
-        qkv: `[B, T, 3 d]`: queries, keys and values side by side.
-        n_head: number of heads.
+        x: queries or keys `[..., T, n_head, d_head]`, `d_head` even.
+        theta: the base of the wavelengths.
 
     Returns:
-        `[B, T, d]`.
+        The same shape and dtype; angles and rotation are float32.
     """
-    *batch, n_tokens, width = qkv.shape
-    d_head = width // (3 * n_head)
-    q, k, v = jnp.split(qkv.reshape(*batch, n_tokens, 3 * n_head, d_head), 3, axis=-2)  # each [B, T, n_head, d_head]
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(x.shape[-3], dtype=jnp.float32)[:, None, None] * frequencies  # [T, 1, d_head / 2]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
+    """Multi-head attention of a sequence to itself, the softmax in float32.
+
+    Args:
+        q: `[B, T, n_head, d_head]`.
+        k: `[B, T, n_kv_head, d_head]`; `n_kv_head` divides `n_head`, and each key head serves a run of query heads.
+        v: like `k`.
+        causal: whether a position sees only itself and those before it.
+
+    Returns:
+        `[B, T, n_head * d_head]`.
+    """
+    *batch, n_tokens, n_head, d_head = q.shape
+    heads = "h"
+    if k.shape[-2] != n_head:
+        heads, q = "hg", q.reshape(*batch, n_tokens, k.shape[-2], -1, d_head)
     # Products stay in the dtype of their operands: a float32 output would make the backward products mix dtypes.
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * d_head**-0.5
-    causal = jnp.tril(jnp.ones((n_tokens, n_tokens), jnp.bool_))
-    weights = jax.nn.softmax(scores, axis=-1, where=causal).astype(v.dtype)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(*batch, n_tokens, width // 3)
+    scores = jnp.einsum(f"bq{heads}d,bkhd->b{heads}qk", q, k).astype(jnp.float32) * d_head**-0.5
+    seen = jnp.tril(jnp.ones((n_tokens, n_tokens), jnp.bool_)) if causal else None
+    weights = jax.nn.softmax(scores, axis=-1, where=seen).astype(v.dtype)
+    return jnp.einsum(f"b{heads}qk,bkhd->bq{heads}d", weights, v).reshape(*batch, n_tokens, n_head * d_head)
+
+
+def self_attention(qkv: jax.Array, n_head: int, *, causal: bool) -> jax.Array:
+    """`attention` from one product: queries, keys and values side by side in `[B, T, 3 d]` -> `[B, T, d]`."""
+    *batch, n_tokens, width = qkv.shape
+    heads = qkv.reshape(*batch, n_tokens, 3 * n_head, width // (3 * n_head))
+    return attention(*jnp.split(heads, 3, axis=-2), causal=causal)  # each [B, T, n_head, d_head]
 
 
 def gelu(x: jax.Array) -> jax.Array:
     """GELU in its tanh form, as GPT-2 has it."""
     return jax.nn.gelu(x, approximate=True)
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The SwiGLU's gating: `silu(gate) * up`."""
+    return jax.nn.silu(gate) * up
 
 
 def embed(tokens: jax.Array, wte: jax.Array, wpe: jax.Array) -> jax.Array:
@@ -60,3 +110,8 @@ def embed(tokens: jax.Array, wte: jax.Array, wpe: jax.Array) -> jax.Array:
 def tied_logits(x: jax.Array, wte: jax.Array) -> jax.Array:
     """Scores of the next token from the embedding's own table: `[B, T, d]`, `[vocab, d]` -> float32 `[B, T, vocab]`."""
     return jnp.einsum("btd,vd->btv", x, wte, preferred_element_type=jnp.float32)
+
+
+def logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Scores from an output layer of their own: `[..., d]`, `[d, n]` -> float32 `[..., n]`."""
+    return jnp.einsum("...d,dn->...n", x, kernel, preferred_element_type=jnp.float32)

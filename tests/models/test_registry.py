@@ -8,6 +8,7 @@ from jzero.errors import ConfigError
 from jzero.models import build
 
 SIZES = {"vocab_size": 256, "seq_len": 8, "d_model": 16, "n_layer": 1, "n_head": 2}
+KNOWN = "gpt, llama, vit, resnet, lstm"
 
 
 def test_nnx_is_the_default_and_linen_is_there():
@@ -20,8 +21,11 @@ def test_nnx_is_the_default_and_linen_is_there():
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({}, "model lacks family; known families: gpt."),
-        ({"family": "gtp"}, "model.family is 'gtp' (did you mean 'gpt'?); known families: gpt."),
+        ({}, f"model lacks family; known families: {KNOWN}."),
+        (
+            {"family": "gtp"},
+            f"model.family is 'gtp' (did you mean 'gpt'?); known families: {KNOWN}.",
+        ),
         (
             {"family": "gpt", "n_layers": 2},
             "model has no 'n_layers' (did you mean 'n_layer'?); known: vocab_size, seq_len, ",

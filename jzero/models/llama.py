@@ -1,0 +1,98 @@
+"""A Llama-like decoder in Flax NNX: RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases.
+
+Like the GPT it stores float32 parameters, computes in the dtype of those it holds when called, and has its blocks one
+by one or stacked under `jax.lax.scan`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jzero.errors import ModelError
+from jzero.models import ops
+from jzero.models.blocks import make_blocks, run_blocks
+from jzero.models.layers import Head, RMSNorm, linear
+from jzero.models.llama_config import LlamaConfig
+
+
+class GroupedQueryAttention(nnx.Module):
+    """Causal self-attention with rotary positions, in which several query heads share a key and a value head."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.d_head, self.theta = config.d_head, config.rope_theta
+        d, d_kv = config.d_model, config.d_kv
+        self.q = linear(d, d, 0.02, rngs, use_bias=False)
+        self.k = linear(d, d_kv, 0.02, rngs, use_bias=False)
+        self.v = linear(d, d_kv, 0.02, rngs, use_bias=False)
+        self.proj = linear(d, d, config.residual_std, rngs, use_bias=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        q, k, v = (y.reshape(*y.shape[:-1], -1, self.d_head) for y in (self.q(x), self.k(x), self.v(x)))
+        return self.proj(ops.attention(ops.rotate(q, self.theta), ops.rotate(k, self.theta), v, causal=True))
+
+
+class SwiGLU(nnx.Module):
+    """The gated feed-forward layer."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.gate = linear(config.d_model, config.d_hidden, 0.02, rngs, use_bias=False)
+        self.up = linear(config.d_model, config.d_hidden, 0.02, rngs, use_bias=False)
+        self.down = linear(config.d_hidden, config.d_model, config.residual_std, rngs, use_bias=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(ops.swiglu(self.gate(x), self.up(x)))
+
+
+class LlamaBlock(nnx.Module):
+    """One pre-norm block."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.norm_1 = RMSNorm(config.d_model, config.norm_epsilon)
+        self.attn = GroupedQueryAttention(config, rngs=rngs)
+        self.norm_2 = RMSNorm(config.d_model, config.norm_epsilon)
+        self.mlp = SwiGLU(config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attn(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Llama(nnx.Module):
+    """The whole decoder.
+
+    Args:
+        config: sizes and form.
+        rngs: the stream `params`.
+
+    Example:
+        >>> config = LlamaConfig(vocab_size=256, seq_len=16, d_model=32, n_layer=2, n_head=4, n_kv_head=2, d_ff=64)
+        >>> Llama(config, rngs=nnx.Rngs(0))(jnp.zeros((4, 16), jnp.int32)).shape
+        (4, 16, 256)
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        shape = (config.vocab_size, config.d_model)
+        self.wte = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32))
+        self.h = make_blocks(
+            lambda rngs: LlamaBlock(config, rngs=rngs), config.n_layer, scan_layers=config.scan_layers, rngs=rngs
+        )
+        self.norm_f = RMSNorm(config.d_model, config.norm_epsilon)
+        if not config.tie_head:
+            self.head = Head(config.d_model, config.vocab_size, 0.02, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Scores the next token at every position.
+
+        Args:
+            tokens: `int32[B, T]`, `T` at most `config.seq_len`.
+
+        Returns:
+            float32 logits `[B, T, vocab_size]`.
+        """
+        config = self.config
+        if tokens.shape[-1] > config.seq_len:
+            raise ModelError(f"the batch has {tokens.shape[-1]} tokens a row; model.seq_len is {config.seq_len}.")
+        x = run_blocks(self.h, self.wte[...][tokens], scan_layers=config.scan_layers, remat=config.remat)
+        x = self.norm_f(x)
+        return ops.tied_logits(x, self.wte[...]) if config.tie_head else self.head(x)

@@ -1,7 +1,7 @@
 # make demo     train a small GPT under ZeRO-3 on 8 simulated devices
 # make test     run the tests
 # make check    lint, types and the examples in docstrings
-# make bench    measure steps on simulated devices and programs compiled for GPUs
+# make bench    measure steps on simulated devices, programs compiled for GPUs, and a GPU if there is one (hours)
 # make clean    remove what the above made
 #
 # The first of them installs jzero into .venv. PYTHON=... chooses the interpreter, VENV=... the folder,
@@ -30,6 +30,8 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py
 	$(BIN)/python benchmarks/gpu_program.py
+	$(BIN)/python benchmarks/compile_time.py
+	$(BIN)/python benchmarks/gpu_real.py
 
 install: $(INSTALLED)
 

@@ -17,32 +17,31 @@ jzero.simulate_devices(8)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from models import Subject, gpt  # noqa: E402
 from peers import deepspeed_config, hand_written  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from jzero.models.gpt import GPT  # noqa: E402
-from jzero.models.gpt_config import GPTConfig  # noqa: E402
-from jzero.models.losses import next_token_loss  # noqa: E402
-
-ROWS = 16
+ROWS, SEQ_LEN, VOCAB_SIZE = 16, 128, 512
 PEER_OF = {"stage 0": "data parallel", "stage 1": "data parallel", "stage 2": "data parallel", "stage 3": "annotated"}
 
 
-def programs(config: GPTConfig) -> dict:
+def programs(subject: Subject) -> dict:
     """Name -> function that takes one step with a batch and waits for it."""
     mesh = jzero.make_mesh()
     runs = {}
     for name, sharded in (("data parallel", False), ("annotated", True)):
-        step, init, (_, shape) = hand_written(config, mesh, ROWS, sharded=sharded)
-        runs[name] = _peer(step, init(), shape["tokens"].sharding)
+        peer = hand_written(
+            subject.model, subject.loss_fn, mesh, subject.batch(ROWS), sharded=sharded, stacked=subject.stacked
+        )
+        runs[name] = _peer(peer)
     for stage in range(4):
         engine = jzero.initialize(
-            model=lambda rngs: GPT(config, rngs=rngs),
-            loss_fn=next_token_loss,
+            model=subject.model,
+            loss_fn=subject.loss_fn,
             config=deepspeed_config(stage, ROWS, "fp32"),
-            sample_batch={"tokens": np.zeros((ROWS, config.seq_len + 1), np.int32)},
+            sample_batch=subject.batch(ROWS),
         )
         runs[f"stage {stage}"] = lambda tokens, engine=engine: jax.block_until_ready(
             engine.train_batch({"tokens": tokens})["loss"]
@@ -50,10 +49,12 @@ def programs(config: GPTConfig) -> dict:
     return runs
 
 
-def _peer(step, state, sharding):
+def _peer(peer):
+    state = peer.init()
+
     def run(tokens):
         nonlocal state
-        state, loss = step(state, {"tokens": jax.device_put(tokens, sharding)})
+        state, loss = peer.step(state, {"tokens": jax.device_put(tokens, peer.batch["tokens"].sharding)})
         jax.block_until_ready((state, loss))
 
     return run
@@ -70,16 +71,17 @@ def main() -> None:
     console = Console(stderr=True)
     results = {}
     for form in ("unrolled", "scanned"):
-        config = GPTConfig(
-            vocab_size=512,
-            seq_len=128,
+        subject = gpt(
+            layers=args.layers,
             d_model=args.d_model,
-            n_layer=args.layers,
-            n_head=4,
             scan_layers=form == "scanned",
+            seq_len=SEQ_LEN,
+            vocab_size=VOCAB_SIZE,
+            heads=4,
+            remat=False,
         )
-        runs = programs(config)
-        tokens = np.random.default_rng(0).integers(0, config.vocab_size, (ROWS, config.seq_len + 1), dtype=np.int32)
+        runs = programs(subject)
+        tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, (ROWS, SEQ_LEN + 1), dtype=np.int32)
         times = {name: [] for name in runs}
         for round_ in track(range(-2, args.rounds), description=f"{form}", console=console):
             for name, run in runs.items():

@@ -1,11 +1,12 @@
-"""What jzero is measured against: the training step that one writes by hand with `jit` and shardings, for the same GPT.
+"""What jzero is measured against: the step that one writes by hand with `jit` and shardings, for the same model.
 
-One function serves both peers, because they differ in nothing but where the state lies: replicated it is data
-parallelism, divided it is what is known as FSDP by annotation. All collectives are the compiler's choice.
+One function serves all peers, because they differ in little: state replicated is data parallelism, state divided is
+what is known as FSDP by annotation, and with every weight constrained to be whole where it is used, FSDP by annotation
+and constraints. All collectives are the compiler's choice.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,10 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jzero.layout import place_all
+from jzero.config import Config
+from jzero.layout import Placement, place_all
 from jzero.mesh import DATA_AXES
-from jzero.models.gpt import GPT
-from jzero.models.gpt_config import GPTConfig
-from jzero.models.losses import next_token_loss
+from jzero.model import as_means
 from jzero.state import is_placement, place_like_params, shardings
 
 LEARNING_RATE, MAX_NORM = 1e-3, 1.0
@@ -35,57 +35,119 @@ def deepspeed_config(stage: int, rows: int, precision: str, n_micro: int = 1) ->
     }
 
 
+class Peer(NamedTuple):
+    """A training step and what it takes.
+
+    Attributes:
+        step: `step(state, batch) -> (state, loss)`, jitted; the old state's memory is reused.
+        init: `init() -> state`, jitted.
+        state: the abstract state, with shardings.
+        batch: the abstract batch, with shardings.
+    """
+
+    step: Any
+    init: Any
+    state: Any
+    batch: Any
+
+
 def hand_written(
-    config: GPTConfig, mesh: Mesh, rows: int, *, sharded: bool, compute_dtype: Any = None
-) -> tuple[Callable, Any, Any]:
+    model: Callable[[nnx.Rngs], nnx.Module],
+    loss_fn: Callable,
+    mesh: Mesh,
+    batch: Any,
+    *,
+    sharded: bool,
+    constrained_at_use: bool = False,
+    stacked: str | None = None,
+    compute_dtype: Any = None,
+) -> Peer:
     """Builds the peer.
 
     Args:
-        config: the GPT.
+        model: see `jzero.initialize`; NNX only.
+        loss_fn: see `jzero.initialize`.
         mesh: the devices.
-        rows: sequences in a batch.
-        sharded: divide parameters and moments over the `shard` axis instead of replicating them.
-        compute_dtype: what parameters are cast to in the loss; None for fp32.
-
-    Returns:
-        The jitted `step(state, batch) -> (state, loss)`, its jitted `init() -> state`, and the abstract (state, batch).
+        batch: abstract arrays with leading dimension rows.
+        sharded: divide parameters and moments over the `shard` axis, as jzero's stage 3 does, instead of replicating
+            them.
+        constrained_at_use: constrain each parameter to be replicated when the model takes it: inside of the loop over
+            layers and of what is rematerialised.
+        stacked: name of the module whose parameters a loop over layers walks along; that dimension stays whole, as
+            anyone would write it.
+        compute_dtype: what parameters and the batch's floats are cast to in the loss; None for fp32.
     """
     optimizer = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adamw(LEARNING_RATE, weight_decay=0.01))
-    graphdef = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))[0]
 
-    def init() -> tuple[Any, Any]:
-        params = nnx.split(GPT(config, rngs=nnx.Rngs(0)))[1]
-        return params, optimizer.init(params)
+    def make() -> nnx.Module:
+        module = model(nnx.Rngs(0))
+        if constrained_at_use:
+            _constrain_at_use(module, mesh)
+        return module
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        if compute_dtype is not None:
-            params = jax.tree.map(lambda x: x.astype(compute_dtype), params)
-        return next_token_loss(nnx.merge(graphdef, params), batch)
+    graphdef = nnx.split(nnx.eval_shape(make), nnx.Param, ...)[0]
+
+    def init() -> tuple[Any, Any, Any]:
+        _, params, rest = nnx.split(make(), nnx.Param, ...)
+        return params, rest, optimizer.init(params)
+
+    def loss(params: Any, rest: Any, batch: Any) -> tuple[jax.Array, Any]:
+        module = nnx.merge(graphdef, _cast(params, compute_dtype), rest, copy=True)
+        module.train()
+        (total, weight), _ = as_means(loss_fn(module, _cast(batch, compute_dtype)))
+        return total if weight is None else total / weight, nnx.state(module, nnx.Not(nnx.Param))
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
-        params, opt_state = state
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), value
+        params, rest, opt_state = state
+        (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params, rest, batch)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), rest, opt_state), value
 
-    params, opt_state = jax.eval_shape(init)
-    # The scanned dimension stays whole, as anyone would write it.
-    stacked = {i: {0} for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(params)) if "'h'" in str(path)}
-    placements = place_all(
-        params, mesh.shape["shard"] if sharded else 1, undividable=stacked if config.scan_layers else None
-    )
-    opt_placements = place_like_params(opt_state, params, placements)
-    state_shardings = shardings((placements, opt_placements), mesh)
+    abstract = jax.eval_shape(init)
+    state_shardings = _state_shardings(abstract, mesh, stacked, sharded)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), (params, opt_state), state_shardings
+    by_rows = NamedSharding(mesh, PartitionSpec(DATA_AXES))
+    place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return Peer(
+        step=jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, everywhere)),
+        init=jax.jit(init, out_shardings=state_shardings),
+        state=jax.tree.map(place, abstract, state_shardings),
+        batch=jax.tree.map(lambda x: place(x, by_rows), batch),
     )
-    tokens = jax.ShapeDtypeStruct(
-        (rows, config.seq_len + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(DATA_AXES))
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if dtype and jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def _state_shardings(abstract: Any, mesh: Mesh, stacked: str | None, sharded: bool) -> Any:
+    """Places everything as jzero's stage 3 does, except that `jit` cannot pad: what nothing divides stays whole."""
+    params, rest, opt_state = abstract
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    placements = place_all(
+        params,
+        mesh.shape["shard"] if sharded else 1,
+        keep_whole_up_to=Config.load({"train_batch_size": 1}).zero_optimization.stage3_param_persistence_threshold,
+        undividable={i: {0} for i, path in enumerate(paths) if stacked and f"'{stacked}'" in str(path)},
     )
-    assert not any(p.padding for p in jax.tree.leaves(placements, is_leaf=is_placement)), "jit cannot pad"
-    return (
-        jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, everywhere)),
-        jax.jit(init, out_shardings=state_shardings),
-        (abstract, {"tokens": tokens}),
-    )
+    placements = jax.tree.map(lambda p: Placement(p.shape) if p.padding else p, placements, is_leaf=is_placement)
+    whole = jax.tree.map(lambda x: Placement(tuple(x.shape)), rest)
+    return shardings((placements, whole, place_like_params(opt_state, params, placements)), mesh)
+
+
+def _constrain_at_use(module: nnx.Module, mesh: Mesh) -> None:
+    """Gives the parameters a type that is constrained to be replicated whenever a layer reads it."""
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    class WholeAtUse(nnx.Param):
+        def get_value(self, *, index: Any = ...) -> Any:
+            value = super().get_value()
+            if isinstance(value, jax.core.Tracer):
+                value = jax.lax.with_sharding_constraint(value, whole)
+            return value if index is ... else value[index]
+
+    for _, part in nnx.iter_modules(module):
+        for name, value in list(vars(part).items()):
+            if type(value) is nnx.Param:
+                setattr(part, name, WholeAtUse(nnx.Param.get_value(value)))

@@ -6,12 +6,12 @@ f32, f32 counts.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jzero.plan.flops import FlopCounter
 from jzero.plan.groups import read_groups
 from jzero.plan.hlo import Array, Computation, Instruction, Module, Type, leaves
-from jzero.plan.loops import executions
+from jzero.plan.loops import executions, innermost_loops
 
 KINDS = (
     "all-gather",
@@ -36,9 +36,11 @@ class Collective:
         wire_bytes: bytes one device sends per execution: (n-1)/n of the payload, twice that for an all-reduce, all of
             it for a permutation or broadcast.
         group_size: n, the devices that take part together.
+        per_node: how many of them share a node; n where the collective stays inside of nodes.
         axes: the mesh axes longer than 1 along which they lie; None where that is not known.
         name: of the instruction.
         computation: that schedules it; the loop body, for a collective in a loop.
+        loop: the body of the innermost loop around it; None outside of loops.
         executions: runs per run of the program, trip counts of enclosing loops multiplied in.
         executions_known: False where an enclosing loop's length depends on data; it then counts as one round.
         asynchronous: whether other work may run between its start and its done.
@@ -53,9 +55,11 @@ class Collective:
     n_bytes: int
     wire_bytes: int
     group_size: int
+    per_node: int
     axes: tuple[str, ...] | None
     name: str
     computation: str
+    loop: str | None
     executions: int
     executions_known: bool
     asynchronous: bool
@@ -63,17 +67,20 @@ class Collective:
     op_name: str
 
 
-def read_collectives(module: Module, mesh_shape: Mapping[str, int] | None = None) -> tuple[Collective, ...]:
+def read_collectives(
+    module: Module, mesh_shape: Mapping[str, int] | None = None, nodes: Sequence[int] = ()
+) -> tuple[Collective, ...]:
     """Lists the collectives of a parsed program, in the order they are printed.
 
     Args:
         module: from `jzero.plan.hlo.parse_module`.
         mesh_shape: axis name -> size, to name the axes each one runs along.
+        nodes: the node of each device, in the program's order; by default all share one.
 
     Returns:
         One entry per array that travels; what never runs is left out.
     """
-    runs = executions(module)
+    runs, loops = executions(module), innermost_loops(module)
     flops = FlopCounter(module)
     wrappers = _wrappers(module)
     found: list[Collective] = []
@@ -86,7 +93,7 @@ def read_collectives(module: Module, mesh_shape: Mapping[str, int] | None = None
             # A collective in a fusion or an asynchronous computation is scheduled where that is called.
             outer_name, site = wrappers.get(inner_name, (inner_name, line))
             asynchronous = site.opcode.endswith("-start") and '"is_sync":true' not in line.attributes + site.attributes
-            between = list(_between_start_and_done(module.computations[outer_name], site)) if asynchronous else []
+            between = list(between_start_and_done(module.computations[outer_name], site)) if asynchronous else []
             groups = read_groups(line, module.n_partitions, mesh_shape)
             for array in _payload(kind, line, groups.size):
                 found.append(
@@ -97,9 +104,11 @@ def read_collectives(module: Module, mesh_shape: Mapping[str, int] | None = None
                         n_bytes=array.n_bytes,
                         wire_bytes=_wire_bytes(kind, array.n_bytes, groups.size),
                         group_size=groups.size,
+                        per_node=groups.per_node(nodes),
                         axes=groups.axes,
                         name=site.name,
                         computation=outer_name,
+                        loop=loops.get(outer_name),
                         executions=n_executions,
                         executions_known=executions_known,
                         asynchronous=asynchronous,
@@ -108,6 +117,13 @@ def read_collectives(module: Module, mesh_shape: Mapping[str, int] | None = None
                     )
                 )
     return tuple(found)
+
+
+def overlapped_share(collectives: Iterable[Collective]) -> float:
+    """Share of the payload bytes that travel beside matrix products, however short; 1.0 where nothing travels."""
+    sizes = [(c.n_bytes * c.executions, c.overlapped_flops > 0) for c in collectives]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, overlapped in sizes if overlapped) / total if total else 1.0
 
 
 def _wrappers(module: Module) -> dict[str, tuple[str, Instruction]]:
@@ -121,7 +137,7 @@ def _wrappers(module: Module) -> dict[str, tuple[str, Instruction]]:
     }
 
 
-def _between_start_and_done(computation: Computation, start: Instruction) -> Iterator[Instruction]:
+def between_start_and_done(computation: Computation, start: Instruction) -> Iterator[Instruction]:
     """The instructions scheduled after a start and before its done; async-update steps pass the start on."""
     lines = iter(computation.instructions.values())
     for line in lines:

@@ -4,7 +4,8 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,10 +19,32 @@ class Groups:
     Attributes:
         size: devices in the largest group.
         axes: mesh axes longer than 1 that the groups run along; None where they follow no mesh that is known.
+        devices: the groups, as positions in the program's order of devices; None where the notation does not tell.
     """
 
     size: int
     axes: tuple[str, ...] | None
+    devices: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, compare=False)
+
+    def per_node(self, nodes: Sequence[int]) -> int:
+        """How many devices of a group share a node, in the node that has the fewest of them.
+
+        Args:
+            nodes: the node of each device, in the program's order.
+
+        Returns:
+            `size` where no group leaves its node; 1, the worst case, where the devices are not known.
+
+        Example:
+            >>> Groups(4, None, ((0, 1, 2, 3),)).per_node([0, 0, 1, 1])
+            2
+        """
+        if len(set(nodes)) <= 1:
+            return self.size
+        if self.devices is None:
+            return 1
+        counts = [Counter(nodes[device] for device in group) for group in self.devices]
+        return min((min(count.values()) for count in counts if len(count) > 1), default=self.size)
 
 
 def read_groups(line: Instruction, n_partitions: int, mesh_shape: Mapping[str, int] | None) -> Groups:
@@ -67,7 +90,7 @@ def _on_mesh_axes(mesh_text: str, axes_text: str, mesh_shape: Mapping[str, int] 
     if "device_ids" in mesh_text or any(part for _, part in parts):
         return Groups(math.prod(int(part or sizes[name]) for name, part in parts), None)
     if mesh_shape is None:
-        return Groups(math.prod(sizes[name] for name in axes), axes)
+        return Groups(math.prod(sizes[name] for name in axes), axes, _frozen(_along(axes, sizes)))
     return _named([sorted(group) for group in _along(axes, sizes)], mesh_shape)
 
 
@@ -78,8 +101,8 @@ def _named(groups: list[list[int]], mesh_shape: Mapping[str, int] | None) -> Gro
     for n_axes in range(len(long_axes) + 1):
         for axes in itertools.combinations(long_axes, n_axes):
             if mesh_shape is not None and _along(axes, mesh_shape) == wanted:
-                return Groups(size, axes)
-    return Groups(size, None)
+                return Groups(size, axes, _frozen(groups))
+    return Groups(size, None, _frozen(groups))
 
 
 def _along(axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> set[frozenset[int]]:
@@ -89,6 +112,10 @@ def _along(axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> set[frozense
     devices = np.arange(math.prod(sizes)).reshape(sizes)
     devices = np.moveaxis(devices, moved, range(-len(moved), 0))
     return {frozenset(group) for group in devices.reshape(-1, math.prod(sizes[i] for i in moved)).tolist()}
+
+
+def _frozen(groups: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(group) for group in groups)
 
 
 def _connected(pairs: list[list[int]]) -> list[list[int]]:

@@ -31,6 +31,25 @@ def executions(module: Module) -> Mapping[str, tuple[int, bool]]:
     return {name: (runs[name], known[name]) for name in module.computations}
 
 
+def innermost_loops(module: Module) -> Mapping[str, str | None]:
+    """Finds the loop that each computation runs in.
+
+    Args:
+        module: a parsed program.
+
+    Returns:
+        Computation name -> name of the innermost loop's body, which is in its own loop; None outside of all loops. A
+        computation with several callers belongs to the first.
+    """
+    loops: dict[str, str | None] = {module.entry: None}
+    for name in _callers_first(module):
+        for line in module.computations[name].instructions.values():
+            body = (line.attribute("body") or "").lstrip("%") if line.opcode == "while" else loops[name]
+            for callee in line.called:
+                loops.setdefault(callee, body)
+    return loops
+
+
 def trip_count(module: Module, computation: str, loop: Instruction) -> int | None:
     """How often a while loop's body runs, or None where that depends on data.
 

@@ -1,7 +1,8 @@
 """The instrument: what a compiled program holds and sends, read from the program itself.
 
 `read_program` turns a compiled program into a `Program`: memory per device, every collective (see
-`jzero.plan.collectives`), and the flops of its matrix products. Tests, benchmarks and the planner assert on it.
+`jzero.plan.collectives`), and the flops of its matrix products; with a GPU's speed also how long they take, loop by
+loop. Tests, benchmarks and the planner assert on it.
 """
 
 import dataclasses
@@ -12,9 +13,12 @@ import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
-from jzero.plan.collectives import KINDS, Collective, read_collectives
+from jzero.plan.collectives import KINDS, Collective, overlapped_share, read_collectives
+from jzero.plan.figures import GpuFigures, gpu_figures, is_known
 from jzero.plan.flops import FlopCounter
 from jzero.plan.hlo import parse_module
+from jzero.plan.tables import collective_table, traffic_table
+from jzero.plan.traffic import LoopTraffic, loop_traffic
 from jzero.units import format_bytes
 
 
@@ -39,16 +43,26 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program: its scheduled HLO text, its memory, its collectives, its matrix-product flops per device."""
+    """A compiled program: its scheduled HLO text, its memory, its collectives, its matrix-product flops per device.
+
+    `device_kind` is JAX's name of the devices it is for.
+    """
 
     hlo_text: str = dataclasses.field(repr=False)
     memory: Memory
     collectives: tuple[Collective, ...]
     flops: int
+    device_kind: str = ""
 
-    def select(self, *, kind: str | None = None, min_bytes: int = 0) -> tuple[Collective, ...]:
-        """Collectives of one kind (of any, if None) with a payload of at least `min_bytes`."""
-        return tuple(c for c in self.collectives if kind in (None, c.kind) and c.n_bytes >= min_bytes)
+    def select(
+        self, *, kind: str | None = None, min_bytes: int = 0, in_loops: bool | None = None
+    ) -> tuple[Collective, ...]:
+        """Collectives of one kind (of any, if None), at least so large, inside or outside of loops (both, if None)."""
+        return tuple(
+            c
+            for c in self.collectives
+            if kind in (None, c.kind) and c.n_bytes >= min_bytes and in_loops in (None, c.loop is not None)
+        )
 
     def total_bytes(self, kind: str | None = None) -> int:
         """Payload bytes of all executions, per device."""
@@ -58,14 +72,31 @@ class Program:
         """Bytes one device sends in all executions."""
         return sum(c.wire_bytes * c.executions for c in self.select(kind=kind))
 
-    def overlapped_share(self, *, kind: str | None = None, min_bytes: int = 0) -> float:
-        """Share of the payload bytes that travel beside matrix products; 1.0 where nothing travels."""
-        selected = self.select(kind=kind, min_bytes=min_bytes)
-        total = sum(c.n_bytes * c.executions for c in selected)
-        return sum(c.n_bytes * c.executions for c in selected if c.overlapped_flops) / total if total else 1.0
+    def overlapped_share(self, *, kind: str | None = None, min_bytes: int = 0, in_loops: bool | None = None) -> float:
+        """Share of the payload bytes that travel beside matrix products, however short; 1.0 where nothing travels."""
+        return overlapped_share(self.select(kind=kind, min_bytes=min_bytes, in_loops=in_loops))
 
-    def to_json(self) -> str:
-        """Everything but the HLO text, and the totals by kind, as a JSON object."""
+    def loops(self, gpu: str | GpuFigures | None = None) -> tuple[LoopTraffic, ...]:
+        """What each loop sends and multiplies and how long that takes; see `jzero.plan.traffic`.
+
+        Args:
+            gpu: a name from `jzero.plan.GPUS`, or figures of one's own; by default the GPU that the program is for.
+
+        Returns:
+            The code outside of loops first, then every loop with traffic or products.
+
+        Raises:
+            ConfigError: a GPU without known figures.
+        """
+        return loop_traffic(parse_module(self.hlo_text), self.collectives, self._figures(gpu))
+
+    def to_json(self, gpu: str | GpuFigures | None = None) -> str:
+        """Everything but the HLO text, the totals by kind and the loops, as a JSON object.
+
+        Args:
+            gpu: see `loops`; where it is not given, a program for devices without figures has `"loops": null`.
+        """
+        loops = self.loops(gpu) if gpu or is_known(self.device_kind) else None
         totals = {
             kind: {"n_bytes": self.total_bytes(kind), "wire_bytes": self.wire_bytes(kind)}
             for kind in KINDS
@@ -74,7 +105,9 @@ class Program:
         content: dict[str, Any] = {
             "memory": dataclasses.asdict(self.memory),
             "flops": self.flops,
+            "device_kind": self.device_kind,
             "totals": totals,
+            "loops": None if loops is None else [dataclasses.asdict(loop) for loop in loops],
             "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
         }
         return json.dumps(content)
@@ -85,35 +118,20 @@ class Program:
         Args:
             min_bytes: leaves out smaller payloads.
         """
-        rows: dict[tuple, list[Collective]] = {}
-        for c in self.select(min_bytes=min_bytes):
-            key = (c.kind, c.dtype, c.shape, c.axes, c.group_size, c.executions, c.executions_known, c.asynchronous)
-            rows.setdefault(key, []).append(c)
         memory = self.memory
-        table = Table(
-            title="Collectives, per device",
+        return collective_table(
+            self.select(min_bytes=min_bytes),
             caption=f"arguments {format_bytes(memory.argument)}, outputs {format_bytes(memory.output)} "
             f"({format_bytes(memory.alias)} aliased), temporaries {format_bytes(memory.temp)}, "
             f"peak {format_bytes(memory.peak)}",
         )
-        for heading in ("kind", "payload", "over", "count"):
-            table.add_column(heading)
-        for heading in ("runs each", "bytes each", "sent in all", "beside products"):
-            table.add_column(heading, justify="right")
-        for group in sorted(rows.values(), key=lambda group: -sum(c.wire_bytes * c.executions for c in group)):
-            first = group[0]
-            hidden = sum(c.overlapped_flops > 0 for c in group)
-            table.add_row(
-                first.kind,
-                f"{first.dtype}[{','.join(map(str, first.shape))}]",
-                f"{first.group_size} ({', '.join(first.axes)})" if first.axes else str(first.group_size),
-                str(len(group)),
-                f"{first.executions}" if first.executions_known else f">={first.executions}",
-                format_bytes(first.n_bytes),
-                format_bytes(sum(c.wire_bytes * c.executions for c in group)),
-                f"{hidden} of {len(group)}" if first.asynchronous else "synchronous",
-            )
-        return table
+
+    def traffic_table(self, gpu: str | GpuFigures | None = None) -> Table:
+        """What `loops` returns as a rich table."""
+        return traffic_table(self.loops(gpu), self._figures(gpu).name)
+
+    def _figures(self, gpu: str | GpuFigures | None) -> GpuFigures:
+        return gpu if isinstance(gpu, GpuFigures) else gpu_figures(gpu or self.device_kind)
 
 
 def read_program(compiled: jax.stages.Compiled, mesh: Mesh | None = None) -> Program:
@@ -121,7 +139,8 @@ def read_program(compiled: jax.stages.Compiled, mesh: Mesh | None = None) -> Pro
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns, for real or compile-only devices.
-        mesh: the mesh it runs on, to name the axes that collectives run along.
+        mesh: the mesh it runs on, to name the axes that collectives run along and to know who shares a node (that is,
+            a process).
 
     Returns:
         Its memory and its collectives.
@@ -147,9 +166,13 @@ def read_program(compiled: jax.stages.Compiled, mesh: Mesh | None = None) -> Pro
     )
     module = parse_module(text or "")
     flops = FlopCounter(module)
+    devices = [] if mesh is None else list(mesh.devices.flat)
     return Program(
         hlo_text=text or "",
         memory=memory,
-        collectives=read_collectives(module, None if mesh is None else mesh.shape),
+        collectives=read_collectives(
+            module, None if mesh is None else mesh.shape, [device.process_index for device in devices]
+        ),
         flops=flops.computation(module.entry),
+        device_kind=devices[0].device_kind if devices else "",
     )

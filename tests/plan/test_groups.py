@@ -48,3 +48,22 @@ def test_without_a_mesh_only_printed_axes_have_names():
 def test_an_unknown_notation_is_not_guessed():
     with pytest.raises(ValueError, match="groups of x are in no known notation"):
         groups_of("replica_groups=all")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "nodes", "per_node"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", [0] * 8, 4),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", [0] * 4 + [1] * 4, 4),
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", [0] * 4 + [1] * 4, 1),
+        ("replica_groups={}", [0] * 4 + [1] * 4, 4),
+        ("replica_groups=[2,4]<=[8]", [0, 0, 1, 1, 2, 2, 3, 3], 2),
+        ("replica_groups=mesh['replica'=2,'shard'=4,'tensor'=1] {'shard'}", [0, 0, 1, 1, 2, 2, 3, 3], 2),
+        ("replica_groups=mesh['shard'=8] {'shard':(1)4}", [0] * 4 + [1] * 4, 1),  # not known: the worst
+        ("replica_groups=mesh['shard'=8] {'shard':(1)4}", [0] * 8, 4),
+    ],
+)
+def test_who_shares_a_node(attributes, nodes, per_node):
+    assert groups_of(attributes).per_node(nodes) == per_node
+    if "mesh" in attributes and ":" not in attributes:
+        assert groups_of(attributes, None).per_node(nodes) == per_node

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jzero.plan.hlo import parse_module
-from jzero.plan.loops import executions
+from jzero.plan.loops import executions, innermost_loops
 from jzero.plan.program import read_program
 
 LOOP = """\
@@ -96,3 +96,8 @@ ENTRY %main (i: s32[], a: f32[]) -> f32[] {
     runs = executions(parse_module(text))
     assert runs["left"] == runs["right"] == (1, True)
     assert runs["unused"] == (0, True)
+
+
+def test_the_loop_around_a_computation():
+    text = LOOP.format(limit=3, step=1, start="constant(0)", direction="LT", noted="")
+    assert innermost_loops(parse_module(text)) == {"main": None, "body": "body", "condition": "body"}

@@ -1,5 +1,6 @@
 """Programs compiled for 8 GPUs that are not there, with answers known by hand."""
 
+import dataclasses
 import io
 import json
 from functools import partial
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from jzero.mesh import make_mesh
+from jzero.plan.figures import gpu_figures
 from jzero.plan.program import KINDS, read_program
 from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.units import format_bytes
@@ -98,6 +100,10 @@ def test_nested_scans_multiply(mesh, option):
     (scatter,) = program.select(kind="reduce-scatter")
     assert (scatter.dtype, scatter.n_bytes, scatter.executions) == ("f32", 512 * 512 * 4, 1)
     assert program.flops == 15 * 2 * 512**3
+    assert program.select(in_loops=False) == (scatter,)
+    assert program.select(in_loops=True) == gathers
+    assert program.overlapped_share(in_loops=True) == (12 / 15 if option else 0)
+    assert program.overlapped_share(in_loops=False) == 0
 
 
 def test_a_loop_of_unknown_length_is_marked(mesh):
@@ -188,6 +194,8 @@ def test_a_cpu_program():
 
     arguments = [((N * 16, 4), jnp.float32, REPLICATED)]
     program = compile_per_device(f, mesh, arguments, SHARDED, options=None)
+    assert json.loads(program.to_json())["loops"] is None
+    assert len(json.loads(program.to_json("h200"))["loops"]) == 1
     assert {(c.kind, c.n_bytes, c.axes, c.asynchronous) for c in program.collectives} == {
         ("reduce-scatter", N * 16 * 4 * 4, ("shard",), False),
         ("all-to-all", N * 16 * 4 * 4, ("shard",), False),
@@ -213,3 +221,14 @@ def test_json_and_table(mesh):
     assert "f32[4096,4096]" in text
     assert format_bytes(6 * size * 2 * 7 // 8) in text
     assert "arguments 67.1 MB" in text
+    outside, loop = content["loops"]
+    assert (outside["loop"], outside["reduced_bytes"]) == (None, 0)
+    assert (loop["runs"], loop["reduced_bytes"]) == (6, 6 * size * 2 * 7 // 8)
+    seconds = 6 * size * 2 * 7 / 8 / gpu_figures("h100-80g").nvlink_bandwidth
+    assert loop["communication_seconds"] == loop["exposed_seconds"] == pytest.approx(seconds)
+    console.print(program.traffic_table())
+    text = console.export_text()
+    assert "at the peak speed of h100-80g" in text
+    assert f"{1e3 * seconds:.3f}" in text
+    (_, slower) = program.loops(dataclasses.replace(gpu_figures("h100-80g"), nvlink_bandwidth=45e9))
+    assert slower.communication_seconds == pytest.approx(10 * seconds)

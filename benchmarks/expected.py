@@ -1,0 +1,42 @@
+"""Tells ZeRO's own collectives, of parameters and gradients, from what a compiler makes of activations."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jzero.layout import place
+from jzero.plan import Collective
+
+
+def unexpected(
+    collectives: Iterable[Collective], params: Any, n_shards: int, *, stacked: bool, min_bytes: int = 2**20
+) -> list[Collective]:
+    """The large collectives that are not ZeRO's own.
+
+    Args:
+        collectives: those of a compiled step.
+        params: the model's abstract parameters.
+        n_shards: parts that each of them is divided into.
+        stacked: whether some of them have a dimension of layers in front.
+        min_bytes: of the payload; the sums of norms, losses and small leaves stay below.
+
+    Returns:
+        Everything but gathers of an array shaped like a parameter, or like one layer of it, and scatters and sums of
+        such gradients, or of several gradients laid end to end.
+    """
+    shapes = set()
+    for x in jax.tree.leaves(params):
+        # Where dimension 0 counts layers, a layer travels at a time; XLA drops the ones of a kernel.
+        for shape in [x.shape] + [x.shape[1:]] * stacked:
+            for padded in (shape, place(shape, n_shards).padded_shape):
+                shapes |= {tuple(sorted(padded)), tuple(sorted(size for size in padded if size > 1))}
+
+    def is_expected(c: Collective) -> bool:
+        if c.kind == "all-gather":
+            return tuple(sorted(c.shape)) in shapes
+        if c.kind in ("reduce-scatter", "all-reduce"):
+            return len(c.shape) == 1 or tuple(sorted(c.shape)) in shapes
+        return False
+
+    return [c for c in collectives if c.n_bytes >= min_bytes and not is_expected(c)]

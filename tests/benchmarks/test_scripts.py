@@ -1,0 +1,49 @@
+"""The scripts run from end to end in small forms, as processes of their own, and print what they promise."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.benchmarks import BENCHMARKS
+
+
+def run(script, *flags):
+    command = [sys.executable, str(BENCHMARKS / script), "--json", *flags]
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}  # jzero need not be installed
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_gpu_real_without_a_gpu():
+    results = run("gpu_real.py", "--programs=plain,stage 3")
+    assert results["device_kind"] == "cpu"
+    assert results["predicted_for"] is None
+    assert list(results["programs"]) == ["plain", "stage 3"]
+    assert all(len(seconds) == results["sizes"]["rounds"] for seconds in results["seconds"].values())
+    for program in results["programs"].values():
+        assert program["tokens_per_second"] > 0
+        assert program["measured_peak"] is None  # CPUs do not tell
+        assert program["planned_peak"] > 4 * 3 * 2 * 12 * 128**2  # blocks and two moments in fp32
+    assert results["programs"]["plain"]["ratio_to_plain"] == 1
+
+
+def test_gpu_program_of_a_model_with_constrained_weights():
+    flags = ["--small", "--gpus=8", "--models=lstm", "--programs=constrained"]
+    (row,) = run("gpu_program.py", *flags)["lstm"]["programs"].values()
+    n_bytes = 2 * 2 * 2 * 512 * 4 * 512  # two layers of two kernels, in 16 bits
+    assert row["sent_by_all-gather"] > n_bytes * 7 / 8
+    assert row["unexpected_collectives"] == row["sent_by_all-to-all"] == 0
+    assert row["exposed_seconds"] <= row["communication_seconds"]
+    assert row["trace_seconds"] > 0
+    assert row["compile_seconds"] > 0
+
+
+def test_compile_time_of_both_steps():
+    flags = ["--layers=1", "--d-model=128", "--gpus=2", "--rounds=1", "--forms=unrolled"]
+    result = run("compile_time.py", *flags)["unrolled"]["seconds"]
+    assert result["ratio"] > 0
+    for name in ("stage 3", "annotated"):
+        seconds = result[name]
+        assert seconds["trace_and_compile"] == seconds["trace"] + seconds["compile"]

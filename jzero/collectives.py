@@ -6,15 +6,21 @@ gradient.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jzero.layout import Placement
 from jzero.mesh import DATA_AXES, REPLICA_AXIS, SHARD_AXIS
+
+PIECE_BYTES = 256 * 2**20
+"""A gradient that is widened to travel does so in pieces of at most this size; only token embeddings are larger."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +30,45 @@ class Wire:
     Attributes:
         dtype: in which gradients are summed over the mesh (DeepSpeed key `communication_data_type`).
         n_replicas: size of the mesh's `replica` axis; with 1, no sum over replicas is made.
-        n_summed: number of devices whose gradients are added; a 16-bit sum divides by it first so as not to overflow.
+        n_summed: number of devices whose gradients are added.
+        prescale: gradients are divided by that number before they are added (DeepSpeed key `prescale_gradients`).
+        predivide: what they are divided by instead, if not 1 (DeepSpeed key `gradient_predivide_factor`).
+        rounded: gradients travel in fp32, rounded to `dtype` before and after the sum. For bf16 on CPU devices: XLA
+            sums in fp32 there anyway, but aborts over its own cast where `shard_map` leaves an axis to the compiler.
     """
 
     dtype: DTypeLike = jnp.float32
     n_replicas: int = 1
     n_summed: int = 1
+    prescale: bool = False
+    predivide: float = 1.0
+    rounded: bool = False
 
     @property
-    def divides_first(self) -> bool:
-        """Whether gradients are divided before they are summed, and multiplied afterwards."""
-        return jnp.dtype(self.dtype).itemsize < 4 and self.n_summed > 1
+    def divisor(self) -> float:
+        """What gradients are divided by before they are summed, and multiplied by afterwards.
+
+        A 16-bit sum would overflow, so it is prescaled whether or not that is asked for; a factor that is given is
+        taken as it is, in every dtype.
+
+        Example:
+            >>> Wire(jnp.float32, n_summed=8).divisor, Wire(jnp.bfloat16, n_summed=8).divisor
+            (1, 8)
+        """
+        if self.predivide != 1:
+            return self.predivide
+        return self.n_summed if self.prescale or jnp.dtype(self.dtype).itemsize < 4 else 1
+
+
+def label(kind: str, name: str, use: str = "") -> Any:
+    """A scope that names the parameter a collective carries, in jaxprs, in compiled programs and in profiles.
+
+    Args:
+        kind: "gather" or "scatter".
+        name: of the parameter.
+        use: the primitive that needs it.
+    """
+    return jax.named_scope(f"{kind}[{name}{f' for {use}' if use else ''}]")
 
 
 def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, ...] = ()) -> jax.Array:
@@ -56,11 +90,30 @@ def scatter_leaf(grad: jax.Array, placement: Placement, wire: Wire) -> jax.Array
     assert placement.dim is not None, "a whole gradient is summed, not scattered"
     if placement.stacked:
         return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, wire), grad)
-    sent = placement.pad(_to_wire(grad, wire))
-    total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
-    if wire.n_replicas > 1:
-        total = jax.lax.psum(total, REPLICA_AXIS)
-    return _from_wire(total, wire)
+    across, pieces = _pieces(grad, placement, wire)
+    scattered = []
+    for piece in pieces:
+        sent = placement.pad(_to_wire(piece, wire))
+        total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
+        if wire.n_replicas > 1:
+            total = jax.lax.psum(total, REPLICA_AXIS)
+        scattered.append(_from_wire(total, wire))
+    return scattered[0] if len(scattered) == 1 else jnp.concatenate(scattered, axis=across)
+
+
+def _pieces(grad: jax.Array, placement: Placement, wire: Wire) -> tuple[int, list[jax.Array]]:
+    """Cuts a gradient that is widened to travel, so that no more than `PIECE_BYTES` of it are wide at a time.
+
+    The cut runs across the divided dimension, which leaves every device the same shard of each piece.
+    """
+    widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
+    across = int(np.argmax(widths))
+    wide = grad.size * jnp.dtype(wire.dtype).itemsize
+    n_pieces = min(-(-wide // PIECE_BYTES), widths[across])
+    if grad.dtype == wire.dtype or n_pieces <= 1:
+        return across, [grad]
+    bounds = [i * widths[across] // n_pieces for i in range(n_pieces + 1)]
+    return across, [jax.lax.slice_in_dim(grad, start, end, axis=across) for start, end in itertools.pairwise(bounds)]
 
 
 def sum_leaves(grads: Sequence[jax.Array], wire: Wire) -> list[jax.Array]:
@@ -74,16 +127,22 @@ def sum_leaves(grads: Sequence[jax.Array], wire: Wire) -> list[jax.Array]:
 def _to_wire(grad: jax.Array, wire: Wire) -> jax.Array:
     if not jnp.issubdtype(grad.dtype, jnp.floating):
         return grad
-    if wire.divides_first:
-        grad = grad.astype(jnp.float32) / wire.n_summed
-    return grad.astype(wire.dtype)
+    if wire.divisor != 1:
+        grad = grad.astype(jnp.float32) / wire.divisor
+    return _rounded(grad, wire.dtype) if wire.rounded else grad.astype(wire.dtype)
 
 
 def _from_wire(total: jax.Array, wire: Wire) -> jax.Array:
     if not jnp.issubdtype(total.dtype, jnp.floating):
         return total
-    total = total.astype(jnp.float32)
-    return total * wire.n_summed if wire.divides_first else total
+    total = _rounded(total, wire.dtype) if wire.rounded else total.astype(jnp.float32)
+    return total * wire.divisor if wire.divisor != 1 else total
+
+
+def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """The fp32 numbers that a narrower dtype would keep; XLA may drop a cast there and back, but not this."""
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)
 
 
 def gather(

@@ -35,17 +35,29 @@ def trace(fn: Callable, *args: Any) -> tuple[Subprogram, Any]:
         The jaxpr, with one variable per leaf of `args`, and the pytree of output shapes.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    return _without_dead_code(closed, keep_inputs=True)[0], out_shape
+    return _without_dead_code(closed, [True] * len(closed.jaxpr.outvars), keep_inputs=True)[0], out_shape
 
 
-def used_inputs(fn: Callable, *args: Any) -> list[bool]:
-    """Tells which leaves of `args` the outputs of `fn` really depend on."""
-    return _without_dead_code(jax.make_jaxpr(fn)(*args), keep_inputs=False)[1]
+def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, list[bool]]:
+    """A jaxpr reduced to some of its outputs and the inputs they depend on.
+
+    Args:
+        program: a jaxpr and its constants.
+        live: which outputs are wanted.
+
+    Returns:
+        The smaller jaxpr, and which inputs remain.
+    """
+    return _without_dead_code(jex_core.ClosedJaxpr(program.jaxpr, program.consts), live, keep_inputs=False)
 
 
-def _without_dead_code(closed: Any, *, keep_inputs: bool) -> tuple[Subprogram, list[bool]]:
-    """A jaxpr without what its outputs do not need, and which inputs that left in use."""
-    live = [True] * len(closed.jaxpr.outvars)
+def run(program: Subprogram, operands: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr."""
+    return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, program.consts))(*operands)
+
+
+def _without_dead_code(closed: Any, live: Sequence[bool], *, keep_inputs: bool) -> tuple[Subprogram, list[bool]]:
+    """A jaxpr without what its live outputs do not need, and which inputs that left in use."""
     if JAX_VERSION >= (0, 12):
         jaxpr, _, used = pe.dce_jaxpr_consts(closed, live, instantiate=keep_inputs)
         return subprogram(jaxpr), used
@@ -69,8 +81,28 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def holds_jaxprs(eqn: Any) -> bool:
-    """Whether an equation carries a program of its own (control flow, custom rules, kernels)."""
+def inner_jaxprs(eqn: Any) -> list[Any]:
+    """The jaxprs among the parameters of an equation."""
     kinds = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
     values = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else [p])]
-    return any(isinstance(v, kinds) or callable(v) for v in values)
+    return [v for v in values if isinstance(v, kinds)]
+
+
+def overlap_options(overlap: bool) -> dict[str, Any]:
+    """XLA's options for collectives beside compute on GPUs.
+
+    Args:
+        overlap: whether loops prefetch the next iteration's gathers and let scatters finish in it, and whether a gather
+            and a scatter may be under way at once; without, each stays in its iteration and takes the least memory.
+
+    Returns:
+        Options for `jax.jit(compiler_options=...)`.
+    """
+    limit = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2 if overlap else 1}
+    if JAX_VERSION >= (0, 12):
+        mode = f"COLLECTIVE_PIPELINING_MODE_{'ON' if overlap else 'OFF'}"
+        return limit | {"xla_gpu_pipeline_all_gather": mode, "xla_gpu_pipeline_reduce_scatter": mode}
+    return limit | {
+        "xla_gpu_enable_pipelined_all_gather": overlap,
+        "xla_gpu_enable_pipelined_reduce_scatter": overlap,
+    }

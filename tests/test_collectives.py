@@ -62,6 +62,43 @@ def test_sixteen_bit_sums_neither_overflow_nor_stay_in_sixteen_bits(dtype):
     np.testing.assert_allclose(np.asarray(whole(grads)), 240000, rtol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("keys", "fp16", "fp32"),
+    [
+        ({}, 8, 1),
+        ({"prescale": True}, 8, 8),
+        ({"predivide": 4.0}, 4, 4),
+        ({"prescale": False, "predivide": 1.0}, 8, 1),
+    ],
+)
+def test_what_gradients_are_divided_by_before_they_are_summed(keys, fp16, fp32):
+    for dtype, divisor in ((jnp.float16, fp16), (jnp.bfloat16, fp16), (jnp.float32, fp32)):
+        assert Wire(dtype, n_summed=8, **keys).divisor == divisor
+
+
+@pytest.mark.parametrize(("predivide", "total"), [(2.0, np.inf), (4.0, 2.0**17), (8.0, 2.0**17)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_sum_that_is_divided_too_little_leaves_fp16(predivide, total, whole):
+    placement, wire = PLACEMENTS[0], Wire(jnp.float16, 1, 8, predivide=predivide)
+    grads = np.full((8, 16, 3), 2.0**14, np.float32)
+    local = lambda g: sum_leaves([g[0]], wire)[0] if whole else scatter_leaf(g[0], placement, wire)
+    run = over_devices(local, mesh_of(8), P("shard"), P() if whole else placement.spec)
+    assert {*np.unique(np.asarray(run(grads))).tolist()} == {total}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_rounded_fp32_carries_what_bf16_carries(whole):
+    placement = PLACEMENTS[0]
+    grads = np.stack([full_of(placement, seed) for seed in range(8)])
+    totals = []
+    for wire in (Wire(jnp.bfloat16, 1, 8), Wire(jnp.bfloat16, 1, 8, rounded=True)):
+        local = lambda g, wire=wire: sum_leaves([g[0]], wire)[0] if whole else scatter_leaf(g[0], placement, wire)
+        totals.append(over_devices(local, mesh_of(8), P("shard"), P() if whole else placement.spec)(grads))
+    assert {str(t.dtype) for t in totals} == {"float32"}
+    assert (np.asarray(totals[1]) == np.asarray(totals[1], jnp.bfloat16).astype(np.float32)).all()
+    np.testing.assert_allclose(*map(np.asarray, totals), rtol=2.0**-7)
+
+
 def test_integers_and_complex_numbers_are_summed_as_they_are():
     grads = [np.arange(8, dtype=np.int32), np.arange(8, dtype=np.complex64) * 1j]
     run = over_devices(lambda g: sum_leaves([x[0] for x in g], Wire(jnp.bfloat16, 1, 8)), mesh_of(8), P("shard"), P())

@@ -136,7 +136,7 @@ def _apply_hidden_size(data: dict[str, Any], hidden_size: int | None) -> None:
 
 
 def _drop_unread(data: dict[str, Any], config: Section) -> list[str]:
-    """Lets the default stand for an "auto" that changes nothing here; returns the others that are still open."""
+    """Lets jzero's default stand for an "auto" that changes no result; returns the others that are still open."""
     unfilled = []
     for key in given_keys(config):
         parent, name = _parent(data, key.path)

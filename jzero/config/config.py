@@ -15,12 +15,12 @@ from jzero.config.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast
 from jzero.config.scalars import Anything, Count, DType, NonNegative, Positive, StepsPerPrint, Switch, Text, choice
 from jzero.config.scheduler import SchedulerConfig
 from jzero.config.section import Section, build, fail
-from jzero.config.verdicts import active_keys, honoured, no_effect, refused, show
+from jzero.config.verdicts import active_keys, honoured, no_effect, refused, show, switched_on
 from jzero.config.zero import ZeroConfig
 
 _METRICS = "every step returns its metrics, and `jzero train` writes them to metrics.jsonl"
 _PROFILE = "use jax.profiler, and jzero.plan for memory and traffic"
-_MEAN = "gradients are averaged in the reduction dtype, fp32 unless communication_data_type says otherwise"
+_DIVIDED_ANYWAY = "16-bit reductions divide by the number of devices first without it"
 _NOT_HERE = "this version does not have it; remove the section"
 
 
@@ -45,13 +45,17 @@ class Config(Section):
     bf16: Bf16 = honoured(Bf16())
     data_types: DataTypes = honoured(DataTypes())
     communication_data_type: DType | None = honoured(None, "dtype in which gradients are reduced; fp32 when not given")
+    prescale_gradients: Switch = honoured(
+        False, "divide gradients by the number of devices before they are summed; 16-bit sums do so in any case"
+    )
+    gradient_predivide_factor: NonNegative = honoured(
+        1.0, "divide gradients by this before they are summed, and by the rest afterwards; at 1, 16-bit sums prescale"
+    )
 
     steps_per_print: StepsPerPrint | None = no_effect(None, _METRICS)
     wall_clock_breakdown: Switch = no_effect(False, _PROFILE)
     memory_breakdown: Switch = no_effect(False, _PROFILE)
     dump_state: Switch = no_effect(False, "print engine.config")
-    prescale_gradients: Switch = no_effect(False, _MEAN)
-    gradient_predivide_factor: NonNegative = no_effect(1.0, _MEAN)
     sparse_gradients: Switch = no_effect(False, "gradients of embeddings are reduced as dense arrays")
     zero_allow_untested_optimizer: Switch = no_effect(False, "any optax transformation works at any stage")
     zero_force_ds_cpu_optimizer: Switch = no_effect(True, "the update runs on the devices")
@@ -142,10 +146,26 @@ class Config(Section):
 
     @classmethod
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """fp16 and bf16 exclude each other."""
+        """fp16 and bf16 exclude each other; gradients are divided in one way, and where DeepSpeed would do it."""
         fp16, bf16 = values.get("fp16"), values.get("bf16")
         if fp16 and bf16 and fp16.enabled is True and bf16.enabled is True:
             yield "fp16.enabled", "and `bf16.enabled` are both true; switch one of them off"
+        division = [
+            (name, values[name])
+            for name in ("prescale_gradients", "gradient_predivide_factor")
+            if name in values and switched_on(values[name], cls.model_fields[name].default)
+        ]
+        if len(division) > 1:
+            yield "prescale_gradients", "and `gradient_predivide_factor` both divide gradients; keep one of them"
+        zero = values.get("zero_optimization", ZeroConfig())
+        for name, value in division:
+            if value == 0:
+                yield name, f"must be a number above 0, got {value!r}"
+            elif zero.stage == 3:
+                yield name, f"= {value!r} is refused at stage 3: remove it; {_DIVIDED_ANYWAY}"
+            elif zero.stage and zero.reduce_scatter is not False:
+                advice = f"set `zero_optimization.reduce_scatter` to false or remove it; {_DIVIDED_ANYWAY}"
+                yield name, f"= {value!r} is refused where gradients are scattered: {advice}"
 
     def resolve(
         self,

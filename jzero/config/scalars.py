@@ -60,11 +60,12 @@ def real(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
     return PlainValidator(parse)
 
 
-def choice(*allowed: str) -> PlainValidator:
-    """One of some words, in any case."""
+def choice(*allowed: str, **spellings: str) -> PlainValidator:
+    """One of some words, in any case; `spellings` names other words for them."""
 
     def parse(value: Any) -> Any:
-        matches = [a for a in allowed if isinstance(value, str) and a.lower() == value.lower()]
+        word = value.lower() if isinstance(value, str) else ""
+        matches = [a for a in allowed if a.lower() == spellings.get(word, word)]
         if not matches and not is_auto(value):
             raise ValueError(f"must be one of {', '.join(allowed)}, got {value!r}")
         return matches[0] if matches else AUTO
@@ -130,5 +131,5 @@ Fraction = Annotated[float, real(0, 1)]
 Betas = Annotated[tuple[float, float], PlainValidator(_pair)]
 Stage = Annotated[int, PlainValidator(_stage)]
 StepsPerPrint = Annotated[int, PlainValidator(_steps_per_print)]
-DType = Annotated[str, choice("fp32", "fp16", "bf16")]
+DType = Annotated[str, choice("fp32", "fp16", "bf16", bfp16="bf16")]
 Anything = Annotated[Any, PlainValidator(lambda value: value)]

@@ -107,7 +107,8 @@ def _build(cls: type[S], data: Any, path: str, problems: list[str], root: type[S
     except ValidationError as error:
         problems += [_sentence(path, dict(e)) for e in error.errors()]
         return cls.model_construct()
-    problems += [f"`{path}.{key}` {wrong}" if path else f"`{key}` {wrong}" for key, wrong in cls.complaints(values)]
+    parsed = {name: getattr(section, name) for name in values}
+    problems += [f"`{path}.{key}` {wrong}" if path else f"`{key}` {wrong}" for key, wrong in cls.complaints(parsed)]
     return section
 
 

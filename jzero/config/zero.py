@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from jzero.config.scalars import Anything, Count, Fraction, Positive, Stage, Switch, Text, Texts, Whole, choice
 from jzero.config.section import Section
-from jzero.config.verdicts import honoured, no_effect, refused
+from jzero.config.verdicts import honoured, no_effect, refused, translated
 
 _DEPRECATED = {
     "cpu_offload": "offload_optimizer",
@@ -29,8 +29,7 @@ _PREFIXED = (
 
 Device = Annotated[str, choice("none", "cpu", "nvme")]
 
-_ONE_GRADIENT = "each gradient travels by itself and XLA decides what to combine"
-_COMPILED = "the compiled program fixes when a parameter is gathered and dropped"
+_BUCKETS = "XLA combines gradients up to reduce_bucket_size"
 _UNQUANTISED = "this version gathers in the compute dtype; remove the key"
 _ON_DEVICE = 'this version keeps all state on the devices; use "none", and more devices or stage 3 to save memory'
 
@@ -97,28 +96,47 @@ class ZeroConfig(Section):
 
     stage: Stage = honoured(0, "1 shards optimizer state and master copy, 2 also gradients, 3 also parameters")
     stage3_param_persistence_threshold: Count = honoured(100_000, "stage 3: smaller leaves stay replicated")
+    stage3_prefetch_bucket_size: Count = honoured(
+        50_000_000, "stage 3: elements that may be gathered ahead of their use"
+    )
+    stage3_max_live_parameters: Count = honoured(
+        1_000_000_000, "stage 3: elements of gathered parameters that may be alive"
+    )
+    stage3_max_reuse_distance: Count = honoured(
+        1_000_000_000, "stage 3: a gathered parameter used again within this many elements is kept"
+    )
+    reduce_bucket_size: Positive | None = translated(
+        None,
+        "elements that XLA reduces in one collective; 32 MiB of them when not given, because DeepSpeed's default, 5e8, "
+        "would hold the fp32 gradients of whole layers at once",
+    )
+    allgather_bucket_size: Positive | None = translated(
+        None, "stages 1 and 2: elements that XLA gathers in one collective; 32 MiB of them when not given"
+    )
 
     contiguous_gradients: Switch = no_effect(True, "XLA lays out the gradients")
-    reduce_scatter: Switch = no_effect(True, "stages 1 to 3 always scatter what they reduce")
-    reduce_bucket_size: Positive = no_effect(500_000_000, _ONE_GRADIENT)
-    use_multi_rank_bucket_allreduce: Switch = no_effect(True, _ONE_GRADIENT)
+    reduce_scatter: Switch = no_effect(
+        True, "stages 1 to 3 always scatter what they reduce; false lets 1 and 2 divide gradients first, on request"
+    )
+    use_multi_rank_bucket_allreduce: Switch = no_effect(True, _BUCKETS)
     allgather_partitions: Switch = no_effect(True, "sharded parameters are always gathered in one collective")
-    allgather_bucket_size: Positive = no_effect(500_000_000, _ONE_GRADIENT)
-    overlap_comm: Switch = no_effect(False, "XLA's scheduler overlaps collectives with compute")
+    overlap_comm: Switch | None = translated(
+        None,
+        "collectives run beside the products of other layers, for more memory; on at stage 3 unless given",
+    )
     load_from_fp32_weights: Switch = no_effect(True, "checkpoints hold the fp32 master copy")
     elastic_checkpoint: Switch = no_effect(False, "a checkpoint holds whole arrays")
     sub_group_size: Count = no_effect(1_000_000_000, "the update is one fused program")
-    stage3_prefetch_bucket_size: Count = no_effect(50_000_000, _COMPILED)
     stage3_model_persistence_threshold: Count = no_effect(2**63 - 1, "stage3_param_persistence_threshold alone decides")
-    stage3_max_live_parameters: Count = no_effect(1_000_000_000, _COMPILED)
-    stage3_max_reuse_distance: Count = no_effect(1_000_000_000, _COMPILED)
     stage3_gather_16bit_weights_on_model_save: Switch = no_effect(False, "a checkpoint holds whole arrays")
     stage3_module_granularity_threshold: Count = no_effect(0, "parameters are gathered where they are used")
     stage3_use_all_reduce_for_fetch_params: Switch = no_effect(False, "parameters are fetched by all-gathers")
     stage3_allgather_sequential: Switch = no_effect(False, "XLA orders the gathers")
     ignore_unused_parameters: Switch = no_effect(True, "the gradient of an unused parameter is zero")
     round_robin_gradients: Switch = no_effect(False, "every device holds a part of every gradient")
-    memory_efficient_linear: Switch = no_effect(True, _COMPILED)
+    memory_efficient_linear: Switch = no_effect(
+        True, "the compiled program fixes when a parameter is gathered and dropped"
+    )
     pipeline_loading_checkpoint: Switch = no_effect(False, "each device reads its own shards")
     override_module_apply: Switch = no_effect(True, "modules are initialised sharded under jit")
     log_trace_cache_warnings: Switch = no_effect(False, "there is no trace cache")
@@ -145,6 +163,11 @@ class ZeroConfig(Section):
         "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
         "gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
     }
+
+    @property
+    def overlaps_comm(self) -> bool:
+        """`overlap_comm`; when the file leaves it open, as DeepSpeed has it: at stage 3 only."""
+        return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     @classmethod
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

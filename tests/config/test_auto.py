@@ -144,19 +144,25 @@ def test_open_autos_are_listed_together():
         assert f"`{key}` (needs training_arguments)" in text
     assert "`scheduler.params.total_num_steps` (needs the number of training steps)" in text
     assert "`zero_optimization.stage3_param_persistence_threshold` (needs the model's hidden size)" in text
-    assert "reduce_bucket_size" not in text  # without effect, so its default is as good
+    assert "reduce_bucket_size" not in text  # changes no result, so jzero's own size is as good
 
 
 def test_an_auto_that_hugging_face_does_not_know():
     file = {
         "train_batch_size": 8,
         "fp16": {"initial_scale_power": "auto"},
-        "zero_optimization": {"allgather_bucket_size": "auto"},
+        "zero_optimization": {"allgather_bucket_size": "auto", "reduce_bucket_size": "auto"},
     }
     with pytest.raises(
         ConfigError, match=r"`fp16.initial_scale_power` \(has no counterpart in training_arguments\); give values"
     ):
         Config.load(file).resolve(world=8, training_arguments=TrainingArguments())
+
+
+def test_a_bucket_that_nobody_sizes_is_left_to_jzero():
+    zero = {"allgather_bucket_size": "auto", "reduce_bucket_size": "auto", "overlap_comm": "auto"}
+    resolved = Config.load({"train_batch_size": 8, "zero_optimization": zero}).resolve(world=8).zero_optimization
+    assert (resolved.allgather_bucket_size, resolved.reduce_bucket_size, resolved.overlaps_comm) == (None, None, False)
 
 
 def test_a_total_batch_size_of_auto_follows_from_the_other_two():

@@ -55,6 +55,41 @@ def test_whole_numbers_in_the_spellings_people_use(value, expected):
     assert isinstance(zero.reduce_bucket_size, int)
 
 
+def test_the_sizes_of_stage_3_are_deepspeeds_and_survive_resolving():
+    names = ("stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance")
+    for sizes, expected in (
+        ({}, (50_000_000, 1_000_000_000, 1_000_000_000)),
+        (dict(zip(names, (5e8, "2e9", 0), strict=True)), (500_000_000, 2_000_000_000, 0)),
+    ):
+        config = Config.load({"train_batch_size": 8, "zero_optimization": {"stage": 3, **sizes}})
+        for zero in (config.zero_optimization, config.resolve(world=8).zero_optimization):
+            assert tuple(getattr(zero, name) for name in names) == expected
+            assert {type(getattr(zero, name)) for name in names} == {int}
+
+
+def test_whether_a_bucket_size_was_given_survives_resolving():
+    for sizes in ({}, {"reduce_bucket_size": 5e8}, {"allgather_bucket_size": 2e8}):
+        zero = Config.load({"train_batch_size": 8, "zero_optimization": sizes}).resolve(world=8).zero_optimization
+        assert (zero.reduce_bucket_size, zero.allgather_bucket_size) == (
+            sizes.get("reduce_bucket_size"),
+            sizes.get("allgather_bucket_size"),
+        )
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_communication_overlaps_at_stage_3_unless_the_file_says_otherwise(stage):
+    for keys, expected in (({}, stage == 3), ({"overlap_comm": True}, True), ({"overlap_comm": "false"}, False)):
+        config = Config.load({"train_batch_size": 8, "zero_optimization": {"stage": stage, **keys}})
+        assert config.resolve(world=8).zero_optimization.overlaps_comm is expected
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("fp16", "fp16"), ("bfp16", "bf16"), ("BF16", "bf16"), ("fp32", "fp32"), (None, None)]
+)
+def test_the_words_for_a_communication_data_type(word, dtype):
+    assert Config.load({"communication_data_type": word}).communication_data_type == dtype
+
+
 def test_stage_3_names_with_and_without_their_prefix():
     for name in ("stage3_param_persistence_threshold", "param_persistence_threshold"):
         assert Config.load({"zero_optimization": {name: 7}}).zero_optimization.stage3_param_persistence_threshold == 7
@@ -133,6 +168,19 @@ def test_unknown_keys_point_to_the_nearest_known_one(wrong, sentence):
             "`fp16.min_loss_scale` must be at least 1 when the loss scale",
         ),
         ({"communication_data_type": "int8"}, "`communication_data_type` must be one of fp32, fp16, bf16, got 'int8'"),
+        (
+            {"zero_optimization": {"reduce_bucket_size": 0}},
+            "`zero_optimization.reduce_bucket_size` must be a whole number at least 1, got 0",
+        ),
+        (
+            {"zero_optimization": {"allgather_bucket_size": -5e8}},
+            "`zero_optimization.allgather_bucket_size` must be a whole number at least 1, got -500000000.0",
+        ),
+        ({"gradient_predivide_factor": 0}, "`gradient_predivide_factor` must be a number above 0, got 0.0"),
+        (
+            {"prescale_gradients": True, "gradient_predivide_factor": 4},
+            "`prescale_gradients` and `gradient_predivide_factor` both divide gradients; keep one of them",
+        ),
         ({"optimizer": {"params": {}}}, "`optimizer.type` is missing: one of Adam, AdamW, SGD, Lion"),
         (
             {"optimizer": {"type": "Adam", "params": {"betas": [0.9, 2]}}},
@@ -218,11 +266,40 @@ def test_a_key_twice_in_one_object():
         ({"sparse_attention": {"mode": "fixed"}}, "`sparse_attention` = {...}"),
         ({"compression_training": {"layer_reduction": {"enabled": True}}}, "`compression_training` = {...}"),
         ({"gradient_allreduce_op": "sum"}, "`gradient_allreduce_op` = 'sum'"),
-        ({"data_types": {"grad_accum_dtype": "bf16"}}, "`data_types.grad_accum_dtype`"),
+        ({"data_types": {"grad_accum_dtype": "BF16"}}, "`data_types.grad_accum_dtype`"),
     ],
 )
 def test_what_is_not_here_is_refused_with_advice(wanted, sentence):
     assert f"configuration: {sentence} is refused: " in message(wanted)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("prescale_gradients", True), ("prescale_gradients", "true"), ("gradient_predivide_factor", 4)]
+)
+def test_gradients_are_divided_on_request_where_deepspeed_does_it(key, value):
+    shown = f"`{key}` = {4.0 if value == 4 else True!r} is refused"
+    anyway = "16-bit reductions divide by the number of devices first without it"
+    for stage in (1, 2):
+        for zero in ({"stage": stage}, {"stage": stage, "reduce_scatter": True}):
+            assert message({key: value, "zero_optimization": zero}) == (
+                f"configuration: {shown} where gradients are scattered: "
+                f"set `zero_optimization.reduce_scatter` to false or remove it; {anyway}"
+            )
+        Config.load({key: value, "zero_optimization": {"stage": stage, "reduce_scatter": False}})
+    for zero in ({"stage": 3}, {"stage": 3, "reduce_scatter": False}):
+        text = message({key: value, "zero_optimization": zero})
+        assert text == f"configuration: {shown} at stage 3: remove it; {anyway}"
+    for config in ({key: value}, {key: value, "zero_optimization": {"stage": 0}}):
+        Config.load(config)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeeds_defaults_for_dividing_gradients_are_fine_at_every_stage(stage):
+    for off in (False, "false"):
+        config = Config.load(
+            {"prescale_gradients": off, "gradient_predivide_factor": "1.0", "zero_optimization": {"stage": stage}}
+        )
+        assert (config.prescale_gradients, config.gradient_predivide_factor, config.notes) == (False, 1.0, [])
 
 
 def test_switched_off_is_never_refused():

@@ -15,10 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jzero import checkpoint
 from jzero.config import Config
 from jzero.errors import BatchError, ConfigError, LossScaleError, ModelError
+from jzero.explain import Explanation, explain
 from jzero.functional import Functional, Trainable, functional
+from jzero.layout import path_name
 from jzero.mesh import DATA_AXES, make_mesh, n_data_shards
 from jzero.stages import StagePlan
-from jzero.state import TrainState, path_name, unpad
+from jzero.state import TrainState, unpad
 
 
 def initialize(
@@ -126,6 +128,17 @@ class Engine:
     def params(self) -> Any:
         """The master parameters as global arrays of their true shapes: the live arrays, or copies of padded ones."""
         return unpad(self.state.params, self.placements)
+
+    def explain(self) -> Explanation:
+        """What a training step does with each parameter: where it lies, when it is gathered, and what travels.
+
+        Returns:
+            One entry per parameter; `.table()` for a terminal, `.to_json()` for a machine.
+
+        Example:
+            `rich.print(engine.explain().table())`
+        """
+        return explain(self.functional)
 
     def train_batch(self, batch: Any) -> dict[str, jax.Array]:
         """Takes one training step.

@@ -4,6 +4,7 @@ The engine is a thin object around it; those who write their own loops, and the 
 GPUs that are not there, use it directly. Building it runs nothing on the devices: the model is only traced.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from jzero.compiler import compiler_options
 from jzero.config import Config
 from jzero.errors import BatchError, ConfigError, ModelError
 from jzero.gather import scanned_dims
-from jzero.layout import SMALL_LEAF_ELEMENTS, Placement, place_all
+from jzero.layout import SMALL_LEAF_ELEMENTS, Placement, path_name, place_all
 from jzero.loss_scale import init_loss_scale
 from jzero.mesh import DATA_AXES, n_data_shards
 from jzero.model import Model, adapt
@@ -25,7 +26,7 @@ from jzero.optim import build_optimizer
 from jzero.precision import Precision, precision
 from jzero.schedules import build_schedule
 from jzero.stages import stage_plan
-from jzero.state import TrainState, pad, path_name, place_like_params, replicated, shardings, split, stored
+from jzero.state import TrainState, is_placement, pad, place_like_params, replicated, shardings, split, stored
 from jzero.step import Recipe, eval_step, shard_over_data, train_step
 
 Trainable = Callable[[str], bool]
@@ -131,7 +132,7 @@ def functional(
     state_placements = TrainState(**{**vars(whole), "params": placements, "opt_state": opt_placements})
     state_shardings = shardings(state_placements, mesh)
     everywhere = replicated(mesh)
-    options = compiler_options(mesh)
+    options = compiler_options(mesh, config, dtypes, _layer_size(placements, scanned))
     return Functional(
         init=jax.jit(init_state, out_shardings=state_shardings),
         step=jax.jit(
@@ -223,6 +224,13 @@ def _scanned(
     key = jax.eval_shape(jax.random.key, 0)
     jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
     return found
+
+
+def _layer_size(placements: Any, scanned: Mapping[int, frozenset[int]]) -> int:
+    """Elements that one iteration of the innermost loops over layers gathers."""
+    flat = jax.tree.leaves(placements, is_leaf=is_placement)
+    layers = [[n for d, n in enumerate(flat[i].shape) if d not in dims] for i, dims in scanned.items()]
+    return sum(math.prod(shape) for shape, i in zip(layers, scanned, strict=True) if flat[i].dim is not None)
 
 
 def _configured_optimizer(

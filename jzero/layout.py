@@ -8,6 +8,7 @@ one stays whole.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,11 @@ class Placement:
             if self.dim is not None and self.padding
             else x
         )
+
+
+def path_name(path: Any) -> str:
+    """The dotted name of a leaf, as error messages and tables show it."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def place(

@@ -42,11 +42,6 @@ def is_placement(x: Any) -> bool:
     return isinstance(x, Placement)
 
 
-def path_name(path: Any) -> str:
-    """The dotted name of a leaf, as error messages and tables show it."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
 def split(params: Any, trainable: Any) -> tuple[Any, Any]:
     """Splits a parameter tree into its trainable and its frozen part; None stands where a leaf belongs to the other."""
     chosen = jax.tree.map(lambda t, x: x if t else None, trainable, params)

@@ -15,10 +15,10 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jzero.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
+from jzero.collectives import Wire, gather_leaf, label, scatter_leaf, sum_leaves
 from jzero.config import Config
-from jzero.gather import gather_at_use
-from jzero.layout import Placement
+from jzero.gather import Limits, gather_at_use
+from jzero.layout import Placement, path_name
 from jzero.loss_scale import update_loss_scale
 from jzero.mesh import DATA_AXES, n_data_shards
 from jzero.model import Mean, Model, Outcome
@@ -60,7 +60,14 @@ class Recipe:
     @property
     def wire(self) -> Wire:
         """How gradients travel."""
-        return Wire(self.precision.reduce, self.mesh.shape["replica"], n_data_shards(self.mesh))
+        return Wire(
+            dtype=self.precision.reduce,
+            n_replicas=self.mesh.shape["replica"],
+            n_summed=n_data_shards(self.mesh),
+            prescale=self.config.prescale_gradients,
+            predivide=self.config.gradient_predivide_factor,
+            rounded=self.precision.reduce == jnp.bfloat16 and self.mesh.devices.flat[0].platform == "cpu",
+        )
 
     @property
     def specs(self) -> Any:
@@ -203,16 +210,27 @@ def _compute_params(recipe: Recipe, params_sharded: Any, *, train: bool) -> tupl
 
     placements, casts, wholes = recipe.placements, recipe.casts, None
     if recipe.plan.gather is not Gather.AT_USE:
-        wholes = jax.tree.map(
-            lambda p, x, to: gather_leaf(x, p, to), placements, params_sharded, casts, is_leaf=is_placement
-        )
+
+        def gathered(path: Any, placement: Placement, shard: jax.Array, cast: Any) -> jax.Array:
+            with label("gather", path_name(path), "the step"):
+                return gather_leaf(shard, placement, cast)
+
+        wholes = jax.tree_util.tree_map_with_path(gathered, placements, params_sharded, casts, is_leaf=is_placement)
         if not recipe.plan.scatters_at_use:
             # What is differentiated are the whole parameters; their gradients stay on the device until the end.
             params_sharded, wholes = wholes, None
             placements = jax.tree.map(lambda p: Placement(p.shape), placements, is_leaf=is_placement)
             casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
+    zero = recipe.config.zero_optimization
+    limits = Limits(zero.stage3_prefetch_bucket_size, zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
     return params_sharded, gather_at_use(
-        apply, placements, recipe.wire, casts=casts, trainable=recipe.trainable, wholes=wholes
+        apply,
+        placements,
+        recipe.wire,
+        casts=casts,
+        trainable=recipe.trainable,
+        wholes=wholes,
+        limits=limits if recipe.plan.gather is Gather.AT_USE else None,
     )
 
 
@@ -239,13 +257,18 @@ def _in_fp32(grads: Any) -> Any:
 
 def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
     """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
-    leaves, treedef = jax.tree.flatten(grads)
+    paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
-    whole = iter(sum_leaves([g for g, p in zip(leaves, flat, strict=True) if p.dim is None], wire))
-    reduced = [
-        next(whole) if p.dim is None else g if plan.scatters_at_use else scatter_leaf(g, p, wire)
-        for g, p in zip(leaves, flat, strict=True)
-    ]
+    whole = iter(sum_leaves([g for (_, g), p in zip(paths, flat, strict=True) if p.dim is None], wire))
+    reduced = []
+    for (path, grad), placement in zip(paths, flat, strict=True):
+        if placement.dim is None:
+            reduced.append(next(whole))
+        elif plan.scatters_at_use:
+            reduced.append(grad)
+        else:
+            with label("scatter", path_name(path), "the step"):
+                reduced.append(scatter_leaf(grad, placement, wire))
     return treedef.unflatten(reduced)
 
 

@@ -6,35 +6,43 @@ kernel: half again as slow, measured on simulated devices.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from jzero import compat
+from jzero.gather.lookups import lookup
 
 
 def apply_primitive(eqn: Any, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Applies an equation to full operands; the value is that of `compat.bind`, and so is the derivative."""
-    if eqn.primitive is primitives.dot_general_p and _gradient_needs_no_transpose(eqn):
-        return [_product(eqn, *operands)]
+    if eqn.primitive is primitives.gather_p and jnp.issubdtype(operands[0].dtype, jnp.inexact):
+        return [lookup(eqn, *operands)]
+    if eqn.primitive is primitives.dot_general_p and (order := _order_of_gradient(eqn)):
+        return [_product(eqn, order, *operands)]
     return compat.bind(eqn, operands)
 
 
-def _gradient_needs_no_transpose(eqn: Any) -> bool:
-    """Whether (left operand, gradient) multiply to the gradient of the right operand in its own order."""
+def _order_of_gradient(eqn: Any) -> str:
+    """How the left operand and the gradient multiply to the gradient of the right one without a transposition."""
     (contract_left, contract_right), (_, batch_right) = eqn.params["dimension_numbers"]
     kept = [right for _, right in sorted(zip(contract_left, contract_right, strict=True))]
     n_dims = len(eqn.invars[1].aval.shape)
     free = [d for d in range(n_dims) if d not in (*contract_right, *batch_right)]
-    return [*batch_right, *kept, *free] == list(range(n_dims))
+    orders = {"left first": [*batch_right, *kept, *free], "gradient first": [*batch_right, *free, *kept]}
+    return next((order for order, dims in orders.items() if dims == list(range(n_dims))), "")
 
 
-def _product(eqn: Any, left: jax.Array, right: jax.Array) -> jax.Array:
+def _product(eqn: Any, order: str, left: jax.Array, right: jax.Array) -> jax.Array:
     (contract_left, _), (batch_left, _) = eqn.params["dimension_numbers"]
     n_batch = len(batch_left)
     free_left = [d for d in range(left.ndim) if d not in (*contract_left, *batch_left)]
-    contract = (free_left, list(range(n_batch, n_batch + len(free_left))))
+    summed, batches = (
+        (free_left, list(range(n_batch, n_batch + len(free_left)))),
+        (list(batch_left), list(range(n_batch))),
+    )
 
     def plain(left, right):
         return compat.bind(eqn, [left, right])[0]
@@ -42,10 +50,15 @@ def _product(eqn: Any, left: jax.Array, right: jax.Array) -> jax.Array:
     def backward(operands, grad):
         left, right = operands
         grad_left = jax.vjp(lambda x: plain(x, right), left)[1](grad)[0]
+        # The parameter is read first, so that it is gone before its gradient is there.
+        grad_left, grad = jax.lax.optimization_barrier((grad_left, grad))
+        first, second, dims = left, grad, (summed, batches)
+        if order == "gradient first":
+            first, second, dims = grad, left, (summed[::-1], batches[::-1])
         grad_right = jax.lax.dot_general(
-            left,
-            grad,
-            (contract, (list(batch_left), list(range(n_batch)))),
+            first,
+            second,
+            cast(Any, dims),
             precision=eqn.params["precision"],
             preferred_element_type=eqn.params["preferred_element_type"],
         )

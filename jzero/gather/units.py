@@ -1,126 +1,258 @@
-"""The two ways a gathered parameter is used: by one primitive, and inside a rematerialised region."""
+"""One use of parameters: gather, compute, drop; in the backward pass gather again, compute the cotangents, scatter.
 
-from collections.abc import Callable, Sequence
+A unit also starts gathers for units that come later in either pass, tied by a barrier to its own input so that they
+start no earlier, and hands on what it has gathered. Forward, gathered parameters travel between units as ordinary
+values. Backward they travel in the place of cotangents: a unit that wants a parameter gathered by a later unit of the
+forward pass, which is an earlier one of the backward pass, gives it a value of that parameter's shape, never read, and
+finds the parameter in the cotangent that comes back.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import primitives
 
-from jzero import compat
+from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy, Parts
-from jzero.gather.products import apply_primitive
+from jzero.gather.pullback import Pullback, is_inexact
 
 
-def is_inexact(x: Any) -> bool:
-    """Whether a value can carry a gradient."""
-    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+@dataclass(frozen=True)
+class Unit:
+    """A use of parameters.
+
+    Attributes:
+        name: of the primitive.
+        forms: what it gathers, in the order of first use.
+        trainable: for each, whether it gets a gradient.
+        passed: leaves whose own arrays go in, to be sliced by a loop inside or because they are whole.
+        pullback: its computation; the other operands are the passed arrays and then the data.
+    """
+
+    name: str
+    forms: tuple[Lazy, ...]
+    trainable: tuple[bool, ...]
+    passed: tuple[int, ...]
+    pullback: Pullback
 
 
-def _in_order(operands: Sequence[Any], for_lazies: Sequence[Any], for_others: Sequence[Any]) -> list[Any]:
-    """Replaces the lazy operands and the others, each group in its own order, and keeps their places."""
-    lazy, other = iter(for_lazies), iter(for_others)
-    return [next(lazy if isinstance(x, Lazy) else other) for x in operands]
+@dataclass(frozen=True)
+class Orders:
+    """What one unit gathers in one pass, and for whom.
+
+    Attributes:
+        issue: what it gathers: for itself or for later units.
+        deliver: what it hands on, each with the number of the unit that gets it.
+        arrive: its own forms that were gathered before, each with the number of the unit that hands it on.
+    """
+
+    issue: tuple[Lazy, ...] = ()
+    deliver: tuple[tuple[Lazy, int], ...] = ()
+    arrive: tuple[tuple[Lazy, int], ...] = ()
 
 
-def primitive_unit(eqn: Any, operands: Sequence[Any]) -> list[jax.Array]:
-    """Applies one primitive to operands of which some are lazy: gather, replay, compute.
+@dataclass(frozen=True)
+class Schedule:
+    """The orders of one unit in both passes.
 
-    The backward pass gathers again, computes both cotangents and scatters the parameter's. What is kept between the two
-    passes is the shard, which lasts anyway, and those of the other operands that the cotangents depend on. The
-    primitive itself is not computed twice: in the backward pass its value is dead code.
+    Attributes:
+        ahead: in the forward pass.
+        back: in the backward pass.
+        kept: forms that stay gathered between the two.
+        settles: whether its gradients are scattered before the backward pass goes on, since a loop comes next.
+    """
+
+    ahead: Orders
+    back: Orders
+    kept: frozenset[Lazy] = field(default=frozenset())
+    settles: bool = False
+
+
+def on_its_own(unit: Unit) -> Schedule:
+    """A unit that gathers for itself, without looking ahead."""
+    travelling = [(f, n) for f, n in zip(unit.forms, unit.pullback.needs, strict=True) if not f.in_advance]
+    return Schedule(Orders(issue=tuple(f for f, _ in travelling)), Orders(issue=tuple(f for f, n in travelling if n)))
+
+
+Link = tuple[Lazy, int, int]
+"""A gathered parameter on its way: what, from which unit, to which."""
+
+
+def run_unit(
+    unit: Unit,
+    number: int,
+    schedule: Schedule,
+    data: Sequence[Any],
+    arrays: Mapping[int, Parts],
+    links: dict[Link, jax.Array],
+    wire: Wire,
+    *,
+    tied: bool,
+) -> list[jax.Array]:
+    """Runs a unit.
 
     Args:
-        eqn: the equation.
-        operands: its operands, at least one of them a `Lazy`.
+        unit: the unit.
+        number: its place among the units.
+        schedule: what to gather when.
+        data: its operands that are no parameters.
+        arrays: the arrays of every parameter.
+        links: what units before it have handed on; what it hands on is added.
+        wire: how gradients travel.
+        tied: whether gathers wait for the unit's input. Inside a loop they must not, since the compiler could not move
+            them to the iteration before.
 
     Returns:
-        The equation's results.
+        The results of its equation.
     """
-    lazies = [x for x in operands if isinstance(x, Lazy)]
-    # Integer and boolean operands ride along; only inexact ones get a cotangent.
-    others = [x for x in operands if not isinstance(x, Lazy)]
-    wanted = [x.trainable and is_inexact(x.shard) for x in lazies]
-    smooth = [is_inexact(x) for x in others]
-    n_lazy = len(lazies)
+    ahead, back, pullback = schedule.ahead, schedule.back, unit.pullback
+    uses = dict.fromkeys(unit.forms, unit.name)
+    own = sorted({f.leaf for f in unit.forms})
+    foreign = sorted({f.leaf for f in (*ahead.issue, *back.issue)} - set(own))
+    # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
+    wanted_back = [(f, number, giver) for f, giver in back.arrive]
+    given_back = [(f, receiver, number) for f, receiver in back.deliver]
+    passed_tree = jax.tree.structure({leaf: arrays[leaf] for leaf in unit.passed})
+    n_passed = passed_tree.num_leaves
 
-    def compute(leaves: Sequence[jax.Array], data: Sequence[Any]) -> list[jax.Array]:
-        full = [lazy.replayed(leaf) for lazy, leaf in zip(lazies, leaves, strict=True)]
-        return apply_primitive(eqn, _in_order(operands, full, data))
-
-    def gathered(parts: Sequence[Parts]) -> list[jax.Array]:
-        return [x.gathered(p) for x, p in zip(lazies, parts, strict=True)]
-
-    def cotangents(leaves: Sequence[jax.Array], data: Sequence[Any], grads_out: Sequence[jax.Array]) -> list[Any]:
-        primals = [*leaves, *data]
-        moving = [i for i, m in enumerate([*wanted, *smooth]) if m]
-
-        def of_moving(*xs: jax.Array) -> list[jax.Array]:
-            full = list(primals)
-            for i, x in zip(moving, xs, strict=True):
-                full[i] = x
-            return [y for y in compute(full[:n_lazy], full[n_lazy:]) if is_inexact(y)]
-
-        _, vjp = jax.vjp(of_moving, *[primals[i] for i in moving])
-        return list(vjp(list(grads_out)))
-
-    shapes = [x.gathered_shape for x in lazies]
-    outs = jax.eval_shape(compute, shapes, others)
-    carries_grad = [is_inexact(y) for y in outs]
-    needed = [False] * len(others)
-    if any(carries_grad):
-        grad_shapes = [y for y, g in zip(outs, carries_grad, strict=True) if g]
-        needed = compat.used_inputs(cotangents, shapes, others, grad_shapes)[n_lazy : n_lazy + len(others)]
+    def forward(own_parts, foreign_parts, passed, data, arrived, _promises):
+        parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
+        others = [*jax.tree.leaves(passed), *data]
+        # What has arrived is tied too: gathers for later units then cannot overtake or be merged with it.
+        (others, arrived), issued = _tie((others, arrived), [parts[f.leaf] for f in ahead.issue], tied)
+        gathered = {f: f.gathered(p, uses.get(f, "")) for f, p in zip(ahead.issue, issued, strict=True)}
+        gathered |= {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
+        gathered |= dict(zip([f for f, _ in ahead.arrive], arrived, strict=True))
+        outs, kept = pullback.forward([gathered[f] for f in unit.forms], others)
+        delivered = [gathered[f] for f, _ in ahead.deliver]
+        promised = [jnp.zeros(f.shape.shape, f.shape.dtype) for f, *_ in wanted_back]
+        return (outs, delivered, promised), (
+            own_parts,
+            foreign_parts,
+            kept,
+            [gathered[f] for f in _kept(unit, schedule)],
+        )
 
     @jax.custom_vjp
-    def unit(parts, data):
-        return compute(gathered(parts), data)
+    def call(*operands):
+        return forward(*operands)[0]
 
-    def forward(parts, data):
-        return unit(parts, data), (parts, [x for x, n in zip(data, needed, strict=True) if n])
+    def call_forward(*operands):
+        return forward(*jax.tree.map(lambda x: x.value, operands, is_leaf=lambda x: hasattr(x, "perturbed")))
 
-    def backward(residuals, grads_out):
-        parts, kept = residuals
-        grads_out = [g for g, c in zip(grads_out, carries_grad, strict=True) if c]
-        if any(x.whole is None for x in lazies):
-            # Or the compiler would find the forward pass's gather equal to this one and keep its result alive.
-            parts, grads_out = jax.lax.optimization_barrier((parts, grads_out))
-        kept = iter(kept)
-        data = [next(kept) if n else jnp.zeros_like(x) for x, n in zip(others, needed, strict=True)]
-        grads = iter(cotangents(gathered(parts), data, grads_out))
-        grads_parts = [(x.scattered(next(grads)) if w else None, None) for x, w in zip(lazies, wanted, strict=True)]
-        return grads_parts, [next(grads) if s else None for s in smooth]
+    def backward(residuals, cotangents):
+        own_parts, foreign_parts, kept, kept_full = residuals
+        grads_out, _, came_back = cotangents
+        parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
+        gathered = {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
+        gathered |= dict(zip(_kept(unit, schedule), kept_full, strict=True))
+        gathered |= {f: x for (f, *_), x in zip(wanted_back, came_back, strict=True) if not _is_zero(x)}
+        needed = [f for f, n in zip(unit.forms, pullback.needs, strict=True) if n] + [f for f, _ in back.deliver]
+        issue = list(dict.fromkeys([*back.issue, *(f for f in needed if f not in gathered)]))
+        has_gradient = not all(_is_zero(g) for g in grads_out)
+        grads_out = [_instantiated(g, s) for g, s in zip(grads_out, pullback.out_shapes, strict=True) if is_inexact(s)]
 
-    unit.defvjp(forward, backward)
-    return unit([x.parts for x in lazies], others)
+        waiting = [parts[f.leaf] for f in issue]
+        if tied and (waiting or pullback.recomputes):
+            # Or the compiler would find what is gathered and computed here equal to the forward pass, and keep that.
+            here = list(gathered.values())
+            kept, grads_out, here, waiting = _barrier((kept, grads_out, here, waiting))
+            gathered = dict(zip(gathered, here, strict=True))
+        gathered |= {f: f.gathered(p, uses.get(f, "")) for f, p in zip(issue, waiting, strict=True)}
+
+        grads_full: list[Any] = [None] * len(unit.forms)
+        grads_others: list[Any] = [None] * (n_passed + len(data))
+        if has_gradient:
+            full = [gathered.get(f) for f in unit.forms]
+            moved, moved_others = pullback.backward(full, kept, grads_out)
+            if tied and pullback.recomputes:
+                # The gradient of a bias is wanted at the end of the step only. The scheduler would compute it there and
+                # keep what it is the sum of; so nothing leaves before it is there.
+                moved_others = _barrier(moved_others)
+            for i, grad in zip(pullback.moving_full, moved, strict=True):
+                grads_full[i] = unit.forms[i].scattered(grad, wire, unit.name)
+            for i, grad in zip(pullback.moving_others, moved_others, strict=True):
+                grads_others[i] = grad
+        grads_own = [
+            Parts(
+                _sum([g for f, g in zip(unit.forms, grads_full, strict=True) if f.leaf == leaf and g is not None]), None
+            )
+            for leaf in own
+        ]
+        # Or the compiler would add up what the uses of one parameter leave behind before it is scattered, to scatter
+        # once, and until then keep a whole gradient for each.
+        if tied and schedule.settles:
+            grads_own, grads_others = _barrier((grads_own, grads_others))
+        elif tied:
+            grads_own = _barrier(grads_own)
+        else:
+            may_wait = _may_wait(unit)
+            grads_own = [g if leaf in may_wait else _barrier(g) for leaf, g in zip(own, grads_own, strict=True)]
+        return (
+            grads_own,
+            None,
+            passed_tree.unflatten(grads_others[:n_passed]),
+            grads_others[n_passed:],
+            None,
+            [gathered[f] for f, *_ in given_back],
+        )
+
+    call.defvjp(call_forward, backward, symbolic_zeros=True)
+    outs, delivered, promised = call(
+        [arrays[leaf] for leaf in own],
+        [arrays[leaf] for leaf in foreign],
+        {leaf: arrays[leaf] for leaf in unit.passed},
+        list(data),
+        [links[f, giver, number] for f, giver in ahead.arrive],
+        [links[link] for link in given_back],
+    )
+    links |= {(f, number, to): x for (f, to), x in zip(ahead.deliver, delivered, strict=True)}
+    links |= dict(zip(wanted_back, promised, strict=True))
+    return outs
 
 
-def remat_region(
-    eqn: Any, operands: Sequence[Any], evaluate: Callable[[Any, Sequence[Any]], list[Any]]
-) -> list[jax.Array]:
-    """Applies a `jax.checkpoint` region to operands of which some are lazy.
+def _kept(unit: Unit, schedule: Schedule) -> list[Lazy]:
+    return [f for f in unit.forms if f in schedule.kept]
 
-    Each parameter is gathered once inside the region, and once more by the region's own recomputation. The user's
-    policy stays, except that it can never save a gathered parameter.
 
-    Args:
-        eqn: the `checkpoint` equation.
-        operands: its operands, at least one of them a `Lazy`.
-        evaluate: evaluates a jaxpr on operands, gathering each lazy one once.
+def _tie(operands: Any, shards: list[Parts], tied: bool) -> tuple[Any, list[Parts]]:
+    """Makes shards wait for operands. Both pass through the barrier, for one whose result is unused is removed."""
+    if not tied or not shards or not any(jnp.ndim(x) for x in jax.tree.leaves(operands)):
+        return operands, shards
+    return _barrier((operands, shards))
 
-    Returns:
-        The region's results.
+
+def _barrier(tree: Any) -> Any:
+    """An optimisation barrier around all arrays that it can hold."""
+    leaves, treedef = jax.tree.flatten(tree)
+    plain = [i for i, x in enumerate(leaves) if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)]
+    for i, x in zip(plain, jax.lax.optimization_barrier([leaves[i] for i in plain]), strict=True):
+        leaves[i] = x
+    return treedef.unflatten(leaves)
+
+
+def _is_zero(cotangent: Any) -> bool:
+    return isinstance(cotangent, jax.custom_derivatives.SymbolicZero) or cotangent.dtype == jax.dtypes.float0
+
+
+def _instantiated(cotangent: Any, like: Any) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype) if _is_zero(cotangent) else cotangent
+
+
+def _sum(grads: list[jax.Array]) -> jax.Array | None:
+    """The gradient of a leaf that one unit gathers in several forms; None if it gets none."""
+    return functools.reduce(jnp.add, grads) if grads else None
+
+
+def _may_wait(unit: Unit) -> set[int]:
+    """The leaves whose gradients the compiler may scatter beside the next iteration of a loop.
+
+    It moves every scatter that it can, and carries each gradient whole into that iteration. Only the gradients that
+    come last have nothing of their own iteration left to run beside: those of the first matrix, by the order of things,
+    or of the last one, which schedulers like to put off. A barrier behind the others keeps them where they are.
     """
-    lazies = [x for x in operands if isinstance(x, Lazy)]
-    others = [x for x in operands if not isinstance(x, Lazy)]
-    policy = eqn.params["policy"]
-
-    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
-        return False if primitive is primitives.all_gather_p else policy(primitive, *avals, **params)
-
-    def region(parts, data):
-        rebuilt = [lazy.with_parts(p) for lazy, p in zip(lazies, parts, strict=True)]
-        return evaluate(eqn.params["jaxpr"], _in_order(operands, rebuilt, data))
-
-    remat = jax.checkpoint(region, policy=policy and saves, prevent_cse=eqn.params["prevent_cse"])
-    return remat([x.parts for x in lazies], others)
+    matrices = [f.leaf for f in unit.forms if len(f.placement.shape) > 1]
+    return {*matrices[:1], *matrices[-1:]}

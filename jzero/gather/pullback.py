@@ -1,0 +1,159 @@
+"""Splits a function of gathered parameters into a forward and a backward half that share no gathered parameter.
+
+JAX keeps whatever the gradient needs. Of that, what follows from the parameters alone, the parameters themselves
+included, is left behind and made again from parameters gathered again; the rest is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+from jax.extend.core import primitives
+
+from jzero import compat
+
+Function = Callable[[Sequence[jax.Array], Sequence[Any]], list[jax.Array]]
+"""Of gathered parameters and other operands."""
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether a value can carry a gradient."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The two halves.
+
+    Attributes:
+        forward: `(full, others) -> (outputs, kept)`.
+        backward: `(full, kept, cotangents of the inexact outputs) -> (grads of moving_full, grads of moving_others)`.
+        needs: for each gathered parameter, whether the backward half reads it.
+        out_shapes: shape and dtype of each output.
+        moving_full, moving_others: the operands that get a gradient.
+        recomputes: whether the backward half runs the function again, from operands it must not share with the forward
+            one.
+    """
+
+    forward: Callable[[Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[Any]]]
+    backward: Callable[[Sequence[Any], Sequence[Any], Sequence[jax.Array]], tuple[list[Any], list[Any]]]
+    needs: tuple[bool, ...]
+    out_shapes: tuple[Any, ...]
+    moving_full: tuple[int, ...]
+    moving_others: tuple[int, ...]
+    recomputes: bool
+
+
+def saving_pullback(
+    fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool], *, recomputes: bool
+) -> Pullback:
+    """The halves that JAX's own differentiation of `fn` gives.
+
+    Args:
+        fn: the function; a `jax.checkpoint` with a policy may be inside.
+        full: shape of each gathered parameter.
+        others: shape of each other operand.
+        trainable: which gathered parameters get a gradient.
+        recomputes: see `Pullback`.
+    """
+    movers = _Movers(fn, full, others, trainable)
+    n_full = len(full)
+    structure: list[Any] = []
+
+    def traced(full: Sequence[jax.Array], others: Sequence[Any]) -> tuple[list[jax.Array], list[Any]]:
+        outs, pull = movers.vjp(full, others)
+        residuals, treedef = jax.tree.flatten(pull)
+        structure[:] = [treedef]
+        return outs, residuals
+
+    program, out_shape = compat.trace(traced, list(full), list(others))
+    outs = tuple(out_shape[0])
+    again = _follows_from(program, n_full)[len(outs) :]
+    remade, needs = compat.restrict(program, [False] * len(outs) + again)
+    n_again = sum(again)
+
+    def forward(full, others):
+        results = compat.run(program, [*full, *others])
+        return results[: len(outs)], [r for r, a in zip(results[len(outs) :], again, strict=True) if not a]
+
+    def backward(full, kept, cotangents):
+        inputs = [x for x, used in zip([*full, *[None] * len(others)], needs, strict=True) if used]
+        made = iter(compat.run(remade, inputs) if n_again else [])
+        kept = iter(kept)
+        residuals = [next(made) if a else next(kept) for a in again]
+        return movers.pull(structure[0].unflatten(residuals), cotangents)
+
+    return Pullback(forward, backward, tuple(needs[:n_full]), outs, movers.full, movers.others, recomputes)
+
+
+def recomputing_pullback(
+    fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool], out_shapes: Sequence[Any]
+) -> Pullback:
+    """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
+    movers = _Movers(fn, full, others, trainable)
+
+    def backward(full, kept, cotangents):
+        return movers.pull(movers.vjp(full, kept)[1], cotangents)
+
+    return Pullback(
+        lambda full, others: (fn(full, others), list(others)),
+        backward,
+        (True,) * len(full),
+        tuple(out_shapes),
+        movers.full,
+        movers.others,
+        recomputes=True,
+    )
+
+
+class _Movers:
+    """`fn` as a function of those operands alone that get a gradient."""
+
+    def __init__(self, fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool]):
+        self.fn = fn
+        self.full = tuple(i for i, (x, t) in enumerate(zip(full, trainable, strict=True)) if t and is_inexact(x))
+        self.others = tuple(i for i, x in enumerate(others) if is_inexact(x))
+
+    def vjp(self, full: Sequence[Any], others: Sequence[Any]) -> tuple[list[jax.Array], Any]:
+        """All outputs, and the pullback of the inexact ones."""
+
+        def of_movers(*moving: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+            all_full, all_others, values = list(full), list(others), iter(moving)
+            for i in self.full:
+                all_full[i] = next(values)
+            for i in self.others:
+                all_others[i] = next(values)
+            outs = self.fn(all_full, all_others)
+            return [y for y in outs if is_inexact(y)], outs
+
+        _, pull, outs = jax.vjp(
+            of_movers, *[full[i] for i in self.full], *[others[i] for i in self.others], has_aux=True
+        )
+        return outs, pull
+
+    def pull(self, pull: Any, cotangents: Sequence[jax.Array]) -> tuple[list[Any], list[Any]]:
+        """Gradients of the moving parameters and of the moving operands."""
+        grads = pull(list(cotangents))
+        return list(grads[: len(self.full)]), list(grads[len(self.full) :])
+
+
+def _follows_from(program: Any, n_inputs: int) -> list[bool]:
+    """For each output of a jaxpr, whether its first `n_inputs` inputs alone determine it."""
+    jaxpr, _ = compat.subprogram(program)
+    return _propagate(jaxpr, [i < n_inputs for i in range(len(jaxpr.invars))])
+
+
+def _propagate(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    known = dict(zip(jaxpr.invars, inputs, strict=True)) | dict.fromkeys(jaxpr.constvars, True)
+    read = lambda v: isinstance(v, jex_core.Literal) or known[v]
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        if eqn.primitive is primitives.jit_p:
+            results = _propagate(compat.subprogram(eqn.params["jaxpr"]).jaxpr, operands)
+        else:
+            results = [all(operands) and not eqn.effects] * len(eqn.outvars)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]

@@ -39,9 +39,11 @@ def initialize(
     """Makes an engine: resolves the configuration, lays the model out over the mesh and creates its state, sharded.
 
     Args:
-        model: a Flax Linen module, or a function `rngs -> NNX module`. It is called under `jit`, so no device ever
-            holds the whole model at stages 1 to 3.
-        loss_fn: `loss_fn(model, batch)`, which returns a scalar (or `jzero.Mean`), or that and a dict of scalar
+        model: a Flax Linen module; a function `rngs -> NNX module`; or, without Flax, any object with
+            `init(key, batch) -> params`. It is called under `jit`, so no device ever holds the whole model at stages 1
+            to 3.
+        loss_fn: `loss_fn(model, batch)`, without Flax `loss_fn(params, batch)`; it returns a scalar (or
+            `jzero.Mean`), or that and a dict of scalar
             metrics. With a third parameter named `train` it is told whether this is a training step.
         config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`.
         sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.

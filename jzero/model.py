@@ -1,4 +1,4 @@
-"""Flax NNX and Linen behind one interface of two pure functions: `init` and `apply`.
+"""Flax NNX, Linen and plain functions behind one interface of two pure functions: `init` and `apply`.
 
 The rest of jzero sees parameters and model state as plain pytrees, and a loss as a pure function of them. Random
 streams are not state: they are derived from a key at every call, which makes them reproducible and different on each
@@ -66,13 +66,15 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
     """Wraps a user's model and loss.
 
     Args:
-        model: a Linen module, or a callable `rngs -> NNX module`.
-        loss_fn: `loss_fn(model, batch)`, which returns a scalar or `Mean`, or a pair of that and a dict of such
-            metrics. With a third parameter named `train` it is told whether this is a training step. NNX modules are
-            switched to training or evaluation mode; for Linen that parameter is the only way to know.
+        model: a Linen module; a callable `rngs -> NNX module`; or, without Flax, any object with a method
+            `init(key, batch) -> params`, a pytree of arrays.
+        loss_fn: `loss_fn(model, batch)`, or without Flax `loss_fn(params, batch)`, which returns a scalar or `Mean`, or
+            a pair of that and a dict of such metrics. With a third parameter named `train` it is told whether this is
+            a training step. NNX modules are switched to training or evaluation mode; for the others that parameter is
+            the only way to know.
 
     Raises:
-        ModelError: if `model` is neither.
+        ModelError: if `model` is none of these.
     """
     takes_train = "train" in inspect.signature(loss_fn).parameters
 
@@ -91,10 +93,13 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
         raise ModelError(
             f"model is the class {model.__name__}; pass an instance of it, such as `model={model.__name__}()`."
         )
+    if callable(getattr(model, "init", None)) and not inspect.isclass(model):
+        return _pure(model, loss)
     if callable(model):
         return _nnx(model, loss)
     raise ModelError(
-        f"model is a {type(model).__name__}; jzero takes a Linen module or a function `rngs -> NNX module`."
+        f"model is a {type(model).__name__}; jzero takes a Linen module, a function `rngs -> NNX module` or an object "
+        "with `init(key, batch) -> params`."
     )
 
 
@@ -148,9 +153,9 @@ def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
             raise ModelError(f"model(rngs) returned a {type(module).__name__}; it must return a flax.nnx.Module.")
         return _with_arrays_as_data(module)
 
-    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     kinds = (nnx.Param, nnx.RngState, ...)
-    graphdef, *shapes = nnx.split(abstract, *kinds)
+    # Split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.
+    graphdef, *shapes = jax.eval_shape(lambda: nnx.split(make(nnx.Rngs(0)), *kinds))
     as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
     streams_shapes = jax.tree.leaves(shapes[1])
 
@@ -233,3 +238,23 @@ def _synchronise_batch_norm(next_method, args, kwargs, context):
     if isinstance(module, nn.BatchNorm) and context.method_name == "__call__" and module.axis_name is None:
         object.__setattr__(module, "axis_name", DATA_AXES)  # Linen modules are frozen; this one lives for one call
     return next_method(*args, **kwargs)
+
+
+def _pure(model: Any, loss: Callable) -> Model:
+    """Parameters that are a pytree and nothing more; the loss function is the whole model."""
+
+    def init(key, batch):
+        params = model.init(key, batch)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if not hasattr(leaf, "dtype"):
+                raise ModelError(
+                    f"model.init(key, batch) returned a {type(leaf).__name__} at params{jax.tree_util.keystr(path)}; "
+                    "every leaf must be an array."
+                )
+        return jax.tree.map(jnp.asarray, params), {}
+
+    def apply(params, model_state, batch, key, train):
+        value, metrics = loss(params, batch, train)
+        return Outcome(value, metrics, model_state)
+
+    return Model(init, apply)

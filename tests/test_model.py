@@ -212,10 +212,51 @@ def test_what_an_nnx_model_sows_may_be_read_or_left():
     assert float(read.eval_batch(STEPS[0])["size"]) > 0
 
 
+class Affine:
+    """No Flax: parameters in a tuple, and a loss that computes with them."""
+
+    def init(self, key, batch):
+        d_in, d_out = batch["x"].shape[-1], batch["y"].shape[-1]
+        return jax.random.normal(key, (d_in, d_out)) / d_in, np.zeros(d_out, np.float32)
+
+
+def affine_error(params, batch, train):
+    weight, bias = params
+    return ((batch["x"] @ weight + bias - batch["y"]) ** 2).mean(), {"train": jnp.asarray(train, jnp.float32)}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_pure_function_trains_as_on_one_device(stage):
+    engine = build(stage, STEPS[0], model=Affine(), loss_fn=affine_error, optimizer=SGD)
+    assert not jax.tree.leaves(engine.state.model_state)
+    params = host(engine.params)
+    opt_state = SGD.init(params)
+    for batch in STEPS:
+        grads = jax.grad(lambda p, b: affine_error(p, b, True)[0])(params, batch)
+        updates, opt_state = SGD.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    assert [float(engine.train_batch(batch)["train"]) for batch in STEPS] == [1, 1, 1]
+    assert_close(host(engine.params), host(params))
+    assert float(engine.eval_batch(STEPS[0])["train"]) == 0
+
+
+class NotArrays:
+    def init(self, key, batch):
+        return {"layers": [jnp.ones(3), 1.5]}
+
+
+def test_a_parameter_must_be_an_array():
+    with pytest.raises(ModelError, match=r"returned a float at params\['layers'\]\[1\]; every leaf must be an array"):
+        build(3, STEPS[0], model=NotArrays(), loss_fn=affine_error)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (3, "model is a int; jzero takes a Linen module or a function"),
+        (
+            3,
+            r"model is a int; jzero takes a Linen module, a function `.*` or an object with `init\(key",
+        ),
         (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "model is an instance of Linear, already whole on one device"),
         (LinenNorm, r"model is the class LinenNorm; pass an instance of it, such as `model=LinenNorm\(\)`"),
         (lambda rngs: 3, r"model\(rngs\) returned a int; it must return a flax\.nnx\.Module"),

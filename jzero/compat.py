@@ -48,7 +48,18 @@ def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, lis
     Returns:
         The smaller jaxpr, and which inputs remain.
     """
-    return _without_dead_code(jex_core.ClosedJaxpr(program.jaxpr, program.consts), live, keep_inputs=False)
+    smaller, used = _without_dead_code(jex_core.ClosedJaxpr(program.jaxpr, program.consts), live, keep_inputs=False)
+    # JAX 0.10 takes a Pallas kernel for something with an effect, and never drops it.
+    jaxpr, needed, eqns = smaller.jaxpr, set(smaller.jaxpr.outvars), []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, jex_core.Literal))
+    invars = [v for v in jaxpr.invars if v in needed]
+    remaining = iter(jaxpr.invars)
+    used = [u and next(remaining) in needed for u in used]
+    debug_info = jaxpr.debug_info._replace(arg_names=("",) * len(invars))
+    return Subprogram(jaxpr.replace(eqns=eqns[::-1], invars=invars, debug_info=debug_info), smaller.consts), used
 
 
 def run(program: Subprogram, operands: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from jzero import compat
 from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.products import apply_primitive
-from jzero.gather.pullback import recomputing_pullback, saving_pullback
+from jzero.gather.pullback import Operands, recomputing_pullback, saving_pullback
 from jzero.gather.units import Unit
 from jzero.gather.walk import stacked_operands, walk
 
@@ -93,7 +93,7 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
 
     Args:
         eqn: the equation.
-        operands: `Lazy` where the operand is a parameter; anything for data.
+        operands: `Lazy` where the operand is a parameter; for data, whether a gradient may flow to it.
         wire: how gradients travel.
     """
     forms, passed = _needs(eqn, operands)
@@ -103,30 +103,34 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
     trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
     parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf), eqn, operands) for leaf in passed}
     passed_leaves, passed_tree = jax.tree.flatten(parts)
-    data = [v.aval for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, Lazy)]
+    data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, Lazy)]
     out_shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
 
     def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
         parts = passed_tree.unflatten(others[: len(passed_leaves)])
         return _evaluate(eqn, operands, dict(zip(forms, full, strict=True)), parts, others[len(passed_leaves) :], wire)
 
-    shapes, others = [f.shape for f in forms], [*passed_leaves, *[_shape(x) for x in data]]
+    shapes, others = [f.shape for f in forms], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
+    moving = [
+        any(x.trainable for x in lazies if x.leaf == leaf) for leaf in passed for _ in jax.tree.leaves(parts[leaf])
+    ]
+    moving += [moves for _, moves in data]
+    taken = Operands(shapes, trainable, others, moving)
     is_region = eqn.primitive is primitives.remat_p
     if is_region and eqn.params["policy"] is None:
-        pullback = recomputing_pullback(compute, shapes, others, trainable, out_shapes)
+        pullback = recomputing_pullback(compute, taken, out_shapes)
     else:
         if is_region:
             compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
-        pullback = saving_pullback(compute, shapes, others, trainable, recomputes=is_region)
+        pullback = saving_pullback(compute, taken, recomputes=is_region)
     name = "checkpoint" if is_region else eqn.primitive.name
     return Unit(name, tuple(forms), trainable, tuple(passed), pullback)
 
 
 def identity_unit(value: Lazy) -> Unit:
     """A unit that only gathers: for a parameter that leaves the program as it is."""
-    pullback = saving_pullback(
-        lambda full, others: [value.replayed(full[0])], [value.shape], [], [value.trainable], recomputes=False
-    )
+    taken = Operands([value.shape], [value.trainable], [], [])
+    pullback = saving_pullback(lambda full, _: [value.replayed(full[0])], taken, recomputes=False)
     return Unit("output", (value.form,), (value.trainable,), (), pullback)
 
 

@@ -16,6 +16,7 @@ from jzero.collectives import Wire
 from jzero.gather.inside import Inside, gathers, identity_unit, make_unit
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.lookahead import Fence, Limits, look_ahead
+from jzero.gather.pullback import is_inexact
 from jzero.gather.units import Link, Unit, on_its_own, run_unit
 from jzero.gather.walk import walk
 from jzero.layout import path_name
@@ -89,20 +90,22 @@ def run(
         One array per output.
     """
     plan = _Plan(wire)
-    walk(program, [x if isinstance(x, Lazy) else None for x in operands], plan)
+    # What enters the program carries no gradient; what enters the body of a loop may.
+    walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
     return walk(program, operands, _Run(plan.steps, schedules, arrays, wire, tied=not in_loop))
 
 
 class _Plan:
-    """The first walk: finds the units. Data is None here."""
+    """The first walk: finds the units. Data is a bool here: whether a gradient may flow to it."""
 
     def __init__(self, wire: Wire):
         self.steps: list[Unit | Fence] = []
         self.wire = wire
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return [None] * len(eqn.outvars)
+        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
     def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
         return self._unit(eqn, operands)
@@ -122,7 +125,8 @@ class _Plan:
         found = make_unit(eqn, operands, self.wire)
         if found:
             self.steps.append(found)
-        return [None] * len(eqn.outvars)
+        flows = any(x.trainable if isinstance(x, Lazy) else x is True for x in operands)
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
 
 class _Run(Inside):

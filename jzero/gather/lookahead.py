@@ -23,7 +23,7 @@ class Limits:
     Attributes:
         prefetch: how much may be gathered ahead of its use.
         live: how much may be gathered at once, where the units themselves do not need more.
-        reuse: a parameter used again within this many gathered elements is kept.
+        reuse: a parameter used again before this many others are gathered is kept; 0 keeps nothing.
     """
 
     prefetch: int
@@ -113,7 +113,7 @@ class _Walk:
         for distance, start, g in sorted(candidates, key=lambda c: c[0]):
             between = range(start + 1, g.position)
             size = _size(g.form)
-            if distance <= self.limits.reuse and all(self.live[p] + size <= self.limits.live for p in between):
+            if distance < self.limits.reuse and all(self.live[p] + size <= self.limits.live for p in between):
                 g.reused_from, g.issued_at = start, -1
                 for p in between:
                     self.live[p] += size
@@ -151,8 +151,9 @@ class _Walk:
 
     def _orders(self, p: int) -> Orders:
         same_pass = [g for gathers in self.gathers for g in gathers if (g.position < self.n) == (p < self.n)]
+        at_hand = {g.form for g in self.gathers[p] if g.issued_at != p}
         return Orders(
-            issue=tuple(dict.fromkeys(g.form for g in same_pass if g.issued_at == p)),
+            issue=tuple(dict.fromkeys(g.form for g in same_pass if g.issued_at == p and g.form not in at_hand)),
             deliver=tuple((g.form, self.step_at[g.position]) for g in same_pass if g.source == p and g.position != p),
             arrive=tuple(
                 (g.form, self.step_at[g.source])

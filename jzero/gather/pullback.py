@@ -6,7 +6,7 @@ included, is left behind and made again from parameters gathered again; the rest
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,22 @@ Function = Callable[[Sequence[jax.Array], Sequence[Any]], list[jax.Array]]
 def is_inexact(x: Any) -> bool:
     """Whether a value can carry a gradient."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+class Operands(NamedTuple):
+    """What a function takes.
+
+    Attributes:
+        full: shape of each gathered parameter.
+        trainable: which of them get a gradient.
+        others: shape of each other operand.
+        moving: which of them may get one.
+    """
+
+    full: Sequence[Any]
+    trainable: Sequence[bool]
+    others: Sequence[Any]
+    moving: Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -47,20 +63,16 @@ class Pullback:
     recomputes: bool
 
 
-def saving_pullback(
-    fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool], *, recomputes: bool
-) -> Pullback:
+def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool) -> Pullback:
     """The halves that JAX's own differentiation of `fn` gives.
 
     Args:
         fn: the function; a `jax.checkpoint` with a policy may be inside.
-        full: shape of each gathered parameter.
-        others: shape of each other operand.
-        trainable: which gathered parameters get a gradient.
+        operands: what it takes.
         recomputes: see `Pullback`.
     """
-    movers = _Movers(fn, full, others, trainable)
-    n_full = len(full)
+    movers = _Movers(fn, operands)
+    n_full, n_others = len(operands.full), len(operands.others)
     structure: list[Any] = []
 
     def traced(full: Sequence[jax.Array], others: Sequence[Any]) -> tuple[list[jax.Array], list[Any]]:
@@ -69,7 +81,7 @@ def saving_pullback(
         structure[:] = [treedef]
         return outs, residuals
 
-    program, out_shape = compat.trace(traced, list(full), list(others))
+    program, out_shape = compat.trace(traced, list(operands.full), list(operands.others))
     outs = tuple(out_shape[0])
     again = _follows_from(program, n_full)[len(outs) :]
     remade, needs = compat.restrict(program, [False] * len(outs) + again)
@@ -80,7 +92,7 @@ def saving_pullback(
         return results[: len(outs)], [r for r, a in zip(results[len(outs) :], again, strict=True) if not a]
 
     def backward(full, kept, cotangents):
-        inputs = [x for x, used in zip([*full, *[None] * len(others)], needs, strict=True) if used]
+        inputs = [x for x, used in zip([*full, *[None] * n_others], needs, strict=True) if used]
         made = iter(compat.run(remade, inputs) if n_again else [])
         kept = iter(kept)
         residuals = [next(made) if a else next(kept) for a in again]
@@ -89,11 +101,9 @@ def saving_pullback(
     return Pullback(forward, backward, tuple(needs[:n_full]), outs, movers.full, movers.others, recomputes)
 
 
-def recomputing_pullback(
-    fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool], out_shapes: Sequence[Any]
-) -> Pullback:
+def recomputing_pullback(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> Pullback:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
-    movers = _Movers(fn, full, others, trainable)
+    movers = _Movers(fn, operands)
 
     def backward(full, kept, cotangents):
         return movers.pull(movers.vjp(full, kept)[1], cotangents)
@@ -101,7 +111,7 @@ def recomputing_pullback(
     return Pullback(
         lambda full, others: (fn(full, others), list(others)),
         backward,
-        (True,) * len(full),
+        (True,) * len(operands.full),
         tuple(out_shapes),
         movers.full,
         movers.others,
@@ -112,10 +122,10 @@ def recomputing_pullback(
 class _Movers:
     """`fn` as a function of those operands alone that get a gradient."""
 
-    def __init__(self, fn: Function, full: Sequence[Any], others: Sequence[Any], trainable: Sequence[bool]):
+    def __init__(self, fn: Function, operands: Operands):
         self.fn = fn
-        self.full = tuple(i for i, (x, t) in enumerate(zip(full, trainable, strict=True)) if t and is_inexact(x))
-        self.others = tuple(i for i, x in enumerate(others) if is_inexact(x))
+        self.full = _moving(operands.full, operands.trainable)
+        self.others = _moving(operands.others, operands.moving)
 
     def vjp(self, full: Sequence[Any], others: Sequence[Any]) -> tuple[list[jax.Array], Any]:
         """All outputs, and the pullback of the inexact ones."""
@@ -157,3 +167,7 @@ def _propagate(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
             results = [all(operands) and not eqn.effects] * len(eqn.outvars)
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _moving(shapes: Sequence[Any], wanted: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(i for i, (x, w) in enumerate(zip(shapes, wanted, strict=True)) if w and is_inexact(x))

@@ -113,8 +113,9 @@ def run_unit(
     own = sorted({f.leaf for f in unit.forms})
     foreign = sorted({f.leaf for f in (*ahead.issue, *back.issue)} - set(own))
     # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
-    wanted_back = [(f, number, giver) for f, giver in back.arrive]
-    given_back = [(f, receiver, number) for f, receiver in back.deliver]
+    # Its link runs from the later unit to the earlier one, so that no forward link between the two is the same.
+    wanted_back = [(f, giver, number) for f, giver in back.arrive]
+    given_back = [(f, number, receiver) for f, receiver in back.deliver]
     passed_tree = jax.tree.structure({leaf: arrays[leaf] for leaf in unit.passed})
     n_passed = passed_tree.num_leaves
 
@@ -141,7 +142,11 @@ def run_unit(
         return forward(*operands)[0]
 
     def call_forward(*operands):
-        return forward(*jax.tree.map(lambda x: x.value, operands, is_leaf=lambda x: hasattr(x, "perturbed")))
+        is_primal = lambda x: hasattr(x, "perturbed")
+        flags = [x.perturbed and is_inexact(x.value) for x in operands[3]]
+        unforeseen = {n_passed + i for i, p in enumerate(flags) if p} - {*pullback.moving_others}
+        assert not unforeseen, f"operands {unforeseen} of {unit.name} carry a gradient, but only parameters should"
+        return forward(*jax.tree.map(lambda x: x.value, operands, is_leaf=is_primal))
 
     def backward(residuals, cotangents):
         own_parts, foreign_parts, kept, kept_full = residuals
@@ -211,7 +216,8 @@ def run_unit(
     )
     links |= {(f, number, to): x for (f, to), x in zip(ahead.deliver, delivered, strict=True)}
     links |= dict(zip(wanted_back, promised, strict=True))
-    return outs
+    # Shards that it gathers for others would otherwise make its results look as if they carried a gradient.
+    return outs if pullback.moving_full or pullback.moving_others else jax.lax.stop_gradient(outs)
 
 
 def _kept(unit: Unit, schedule: Schedule) -> list[Lazy]:

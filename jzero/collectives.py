@@ -108,11 +108,12 @@ def _pieces(grad: jax.Array, placement: Placement, wire: Wire) -> tuple[int, lis
     """
     widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
     across = int(np.argmax(widths))
+    width = widths[across]
     wide = grad.size * jnp.dtype(wire.dtype).itemsize
-    n_pieces = min(-(-wide // PIECE_BYTES), widths[across])
-    if grad.dtype == wire.dtype or n_pieces <= 1:
+    if grad.dtype == wire.dtype or wide <= PIECE_BYTES or width <= 1:
         return across, [grad]
-    bounds = [i * widths[across] // n_pieces for i in range(n_pieces + 1)]
+    n_pieces = -(-width // max(PIECE_BYTES // (wide // width), 1))
+    bounds = [i * width // n_pieces for i in range(n_pieces + 1)]
     return across, [jax.lax.slice_in_dim(grad, start, end, axis=across) for start, end in itertools.pairwise(bounds)]
 
 

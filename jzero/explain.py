@@ -92,7 +92,7 @@ def explain(functional: Functional) -> Explanation:
     """
     step, _ = compat.trace(functional.step, functional.state, functional.batch)
     found: dict[tuple[str, str], list[_Collective]] = defaultdict(list)
-    for collective in _collectives(step, 1):
+    for collective in _collectives(step):
         found[collective.kind, collective.name].append(collective)
     recipe = functional.recipe
     paths, treedef = jax.tree_util.tree_flatten_with_path(recipe.placements, is_leaf=is_placement)
@@ -140,16 +140,18 @@ def _travels(times: int, dtype: str, n_bytes: int) -> str:
     return f"{times} x {dtype}, {format_bytes(n_bytes)}" if times else ""
 
 
-def _collectives(program: Any, times: int) -> Iterator[_Collective]:
+def _collectives(program: Any, times: int = 1, scope: str = "") -> Iterator[_Collective]:
     """The labelled collectives of a jaxpr; loops whose length depends on data count as one round."""
     for eqn in compat.subprogram(program).jaxpr.eqns:
-        label = _LABEL.search(str(eqn.source_info.name_stack))
-        if eqn.primitive.name in _COLLECTIVES and label:
-            kind, name, use = label.groups()
+        # Inside a loop names start anew, so that a stack gathered layer by layer has its label outside.
+        named = f"{scope}/{eqn.source_info.name_stack}"
+        labels = _LABEL.findall(named)
+        if eqn.primitive.name in _COLLECTIVES and labels:
+            kind, name, use = labels[-1]
             # The larger side of the collective: what is gathered, or what is not scattered yet.
             largest = max((v.aval for v in (*eqn.invars, *eqn.outvars)), key=lambda a: a.size)
             n_bytes = math.prod(largest.shape) * largest.dtype.itemsize
-            yield _Collective(kind, name, use or "", largest.dtype.name, n_bytes, times)
+            yield _Collective(kind, name, use, largest.dtype.name, n_bytes, times)
         rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for inner in compat.inner_jaxprs(eqn):
-            yield from _collectives(inner, times * rounds)
+            yield from _collectives(inner, times * rounds, named)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jzero import collectives
 from jzero.collectives import Wire, gather, gather_leaf, scatter_leaf, sum_leaves
 from jzero.layout import Placement
 from jzero.mesh import DATA_AXES
@@ -74,6 +75,55 @@ def test_sixteen_bit_sums_neither_overflow_nor_stay_in_sixteen_bits(dtype):
 def test_what_gradients_are_divided_by_before_they_are_summed(keys, fp16, fp32):
     for dtype, divisor in ((jnp.float16, fp16), (jnp.bfloat16, fp16), (jnp.float32, fp32)):
         assert Wire(dtype, n_summed=8, **keys).divisor == divisor
+
+
+SCATTERED_IN_PIECES = [
+    Placement((16, 30), 0, 8),
+    Placement((30, 16), 1, 8),
+    Placement((13, 40), 0, 8),
+    Placement((5, 16, 11), 1, 8),
+]
+
+
+def scattered(placement, wire, dtype):
+    """Scatters gradients of this dtype; gives the result and the shapes that travel."""
+    grads = jnp.asarray(np.stack([full_of(placement, seed) for seed in range(8)]), dtype)
+    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8), P(DATA_AXES), placement.spec)
+    (inside,) = jax.make_jaxpr(run)(grads).jaxpr.eqns[0].params["jaxpr"].jaxpr.eqns
+    eqns = getattr(inside.params["jaxpr"], "jaxpr", inside.params["jaxpr"]).eqns
+    sent = [e.invars[0].aval for e in eqns if e.primitive.name == "reduce_scatter"]
+    return np.asarray(run(grads)), sent
+
+
+@pytest.mark.parametrize("placement", SCATTERED_IN_PIECES, ids=str)
+def test_a_large_gradient_is_widened_a_piece_at_a_time(placement, monkeypatch):
+    wire = Wire(jnp.float32, 1, 8)
+    at_once, sent = scattered(placement, wire, jnp.bfloat16)
+    assert len(sent) == 1
+    monkeypatch.setattr(collectives, "PIECE_BYTES", 1000)
+    in_pieces, sent = scattered(placement, wire, jnp.bfloat16)
+    np.testing.assert_array_equal(in_pieces, at_once)
+    assert len(sent) > 1
+    # Padding is no part of the gradient.
+    kept = placement.shape[placement.dim] / placement.padded_shape[placement.dim]
+    assert all(piece.dtype == jnp.float32 for piece in sent)
+    assert all(piece.size * 4 * kept <= 1000 for piece in sent)
+    assert all(piece.shape[placement.dim] == placement.padded_shape[placement.dim] for piece in sent)
+    assert sum(piece.size for piece in sent) == np.prod(placement.padded_shape)
+
+
+def test_a_piece_is_at_least_one_slice_wide(monkeypatch):
+    monkeypatch.setattr(collectives, "PIECE_BYTES", 1)
+    _, sent = scattered(Placement((16, 6), 0, 8), Wire(), jnp.bfloat16)
+    assert [piece.shape for piece in sent] == [(16, 1)] * 6
+    _, sent = scattered(Placement((16,), 0, 8), Wire(), jnp.bfloat16)
+    assert [piece.shape for piece in sent] == [(16,)]
+
+
+def test_a_gradient_that_travels_as_it_is_travels_at_once(monkeypatch):
+    monkeypatch.setattr(collectives, "PIECE_BYTES", 1)
+    _, sent = scattered(SCATTERED_IN_PIECES[0], Wire(), jnp.float32)
+    assert len(sent) == 1
 
 
 @pytest.mark.parametrize(("predivide", "total"), [(2.0, np.inf), (4.0, 2.0**17), (8.0, 2.0**17)])

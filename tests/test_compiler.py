@@ -1,11 +1,12 @@
-"""The options that XLA gets with a program: sizes of buckets, in bytes."""
+"""The options that XLA gets with a program: sizes of buckets, in bytes, and what runs beside what."""
 
 import os
 
 import pytest
 
 from jzero import make_mesh
-from jzero.compiler import COMBINE_UP_TO_BYTES, compiler_options
+from jzero.compat import JAX_VERSION, overlap_options
+from jzero.compiler import COMBINE_UP_TO_BYTES, GATHER_UP_TO_BYTES, compiler_options
 from jzero.config import Config
 from jzero.plan import gpu_mesh
 from jzero.precision import precision
@@ -16,24 +17,25 @@ GATHER, SCATTER, REDUCE = (
 )
 
 
-def options(stage=2, *, mesh=None, hidden_size=None, zero=None, **sections):
+def options(stage=2, *, mesh=None, hidden_size=None, zero=None, layer_size=0, **sections):
     given = {"train_batch_size": 16, "zero_optimization": {"stage": stage, **(zero or {})}, **sections}
     config = Config.load(given).resolve(world=16, hidden_size=hidden_size)
     before = dict(os.environ)
-    found = compiler_options(mesh or gpu_mesh("h100-80g", 16), config, precision(config))
+    found = compiler_options(mesh or gpu_mesh("h100-80g", 16), config, precision(config), layer_size)
     assert os.environ == before
     return found
 
 
-def buckets(gather, reduce, n_shards=16):
-    return {GATHER: gather, SCATTER: reduce // n_shards, REDUCE: reduce}
+def buckets(gather, reduce, n_shards=16, overlap=False):
+    return {GATHER: gather, SCATTER: reduce // n_shards, REDUCE: reduce, **overlap_options(overlap)}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("sections", [{}, {"bf16": {"enabled": True}, "communication_data_type": "fp16"}])
 def test_when_no_size_is_given_a_bucket_is_32_mib_of_any_dtype(stage, sections):
     assert COMBINE_UP_TO_BYTES == 32 * 2**20
-    assert options(stage, **sections) == buckets(32 * 2**20, 32 * 2**20)
+    expected = buckets(32 * 2**20, 32 * 2**20)
+    assert options(stage, zero={"overlap_comm": False}, **sections) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,36 @@ def test_either_size_can_be_given_alone():
 
 def test_where_parameters_are_gathered_at_use_only_the_reductions_follow_the_file():
     sizes = {"allgather_bucket_size": 1000, "reduce_bucket_size": 1000}
-    assert options(3, zero=sizes) == buckets(COMBINE_UP_TO_BYTES, 4000)
+    assert options(3, zero={**sizes, "overlap_comm": False}) == buckets(COMBINE_UP_TO_BYTES, 4000)
+    assert options(3, zero=sizes) == buckets(GATHER_UP_TO_BYTES, 4000, overlap=True)
+
+
+@pytest.mark.parametrize(("sections", "width"), [({}, 4), ({"bf16": {"enabled": True}}, 2)])
+def test_gathers_that_overlap_are_merged_into_one_of_exactly_a_layer_in_a_loop(sections, width):
+    expected = buckets(width * 1_000_000, COMBINE_UP_TO_BYTES, overlap=True)
+    assert options(3, layer_size=1_000_000, **sections) == expected
+    without = {"overlap_comm": False}
+    assert options(3, layer_size=1_000_000, zero=without, **sections) == buckets(*[COMBINE_UP_TO_BYTES] * 2)
+    assert options(2, layer_size=1_000_000, **sections) == buckets(*[COMBINE_UP_TO_BYTES] * 2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("given", [None, False, True])
+def test_collectives_overlap_at_stage_3_unless_the_file_says_otherwise(stage, given):
+    overlap = stage == 3 if given is None else given
+    found = options(stage, zero={} if given is None else {"overlap_comm": given})
+    assert {name: value for name, value in found.items() if "combine" not in name} == overlap_options(overlap)
+
+
+@pytest.mark.parametrize(("overlap", "limit", "mode"), [(False, 1, "OFF"), (True, 2, "ON")])
+def test_what_overlapping_is_called_depends_on_the_version(overlap, limit, mode):
+    expected = {"xla_gpu_experimental_parallel_collective_overlap_limit": limit}
+    for kind in ("all_gather", "reduce_scatter"):
+        if JAX_VERSION >= (0, 12):
+            expected[f"xla_gpu_pipeline_{kind}"] = f"COLLECTIVE_PIPELINING_MODE_{mode}"
+        else:
+            expected[f"xla_gpu_enable_pipelined_{kind}"] = overlap
+    assert overlap_options(overlap) == expected
 
 
 def test_auto_is_the_square_of_the_hidden_size_and_without_one_as_if_not_given():

@@ -134,7 +134,9 @@ class _Run(Inside):
 
     def __init__(self, steps, schedules, arrays: Mapping[int, Parts], wire: Wire, *, tied: bool):
         super().__init__({}, arrays, wire)
-        self.units = iter([(i, step) for i, step in enumerate(steps) if isinstance(step, Unit)])
+        units = [(i, step) for i, step in enumerate(steps) if isinstance(step, Unit)]
+        self.units = iter(units)
+        self.names = {i: unit.name for i, unit in units}
         self.schedules = schedules
         self.links: dict[Link, jax.Array] = {}
         self.tied = tied
@@ -155,4 +157,6 @@ class _Run(Inside):
         number, unit = next(self.units)
         schedule = self.schedules.get(number) or on_its_own(unit)
         data = [x for x in operands if not isinstance(x, Lazy)]
-        return run_unit(unit, number, schedule, data, self.arrays, self.links, self.wire, tied=self.tied)
+        handed_on = (*schedule.ahead.deliver, *schedule.back.deliver)
+        uses = {**{form: self.names[to] for form, to in handed_on}, **dict.fromkeys(unit.forms, unit.name)}
+        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.wire, tied=self.tied)

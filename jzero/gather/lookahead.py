@@ -7,6 +7,7 @@ forward and then backward; everything here is a position on that walk.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,7 @@ def look_ahead(steps: Sequence[Unit | Fence], limits: Limits) -> dict[int, Sched
     walk = _Walk(steps, limits)
     walk.keep_what_is_soon_used_again()
     walk.start_ahead_of_use()
+    walk.sort_by_source()
     return {i: walk.schedule(i) for i, step in enumerate(steps) if isinstance(step, Unit)}
 
 
@@ -143,6 +145,13 @@ class _Walk:
                         self.live[q] += size
                 on_the_way += size
 
+    def sort_by_source(self) -> None:
+        """Lists what each position has first."""
+        self.by_source: dict[int, list[_Gather]] = defaultdict(list)
+        for gathers in self.gathers:
+            for g in gathers:
+                self.by_source[g.source].append(g)
+
     def schedule(self, number: int) -> Schedule:
         """The orders of one unit in both passes."""
         ahead, back = number, 2 * self.n - 1 - number
@@ -150,11 +159,11 @@ class _Walk:
         return Schedule(self._orders(ahead), self._orders(back), kept, settles=back + 1 in self.fences)
 
     def _orders(self, p: int) -> Orders:
-        same_pass = [g for gathers in self.gathers for g in gathers if (g.position < self.n) == (p < self.n)]
+        from_here = [g for g in self.by_source[p] if (g.position < self.n) == (p < self.n)]
         at_hand = {g.form for g in self.gathers[p] if g.issued_at != p}
         return Orders(
-            issue=tuple(dict.fromkeys(g.form for g in same_pass if g.issued_at == p and g.form not in at_hand)),
-            deliver=tuple((g.form, self.step_at[g.position]) for g in same_pass if g.source == p and g.position != p),
+            issue=tuple(dict.fromkeys(g.form for g in from_here if g.issued_at == p and g.form not in at_hand)),
+            deliver=tuple((g.form, self.step_at[g.position]) for g in from_here if g.position != p),
             arrive=tuple(
                 (g.form, self.step_at[g.source])
                 for g in self.gathers[p]

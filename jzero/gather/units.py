@@ -85,6 +85,7 @@ def run_unit(
     unit: Unit,
     number: int,
     schedule: Schedule,
+    uses: Mapping[Lazy, str],
     data: Sequence[Any],
     arrays: Mapping[int, Parts],
     links: dict[Link, jax.Array],
@@ -98,6 +99,7 @@ def run_unit(
         unit: the unit.
         number: its place among the units.
         schedule: what to gather when.
+        uses: the primitive that needs each form it gathers, its own or a later one.
         data: its operands that are no parameters.
         arrays: the arrays of every parameter.
         links: what units before it have handed on; what it hands on is added.
@@ -109,7 +111,6 @@ def run_unit(
         The results of its equation.
     """
     ahead, back, pullback = schedule.ahead, schedule.back, unit.pullback
-    uses = dict.fromkeys(unit.forms, unit.name)
     own = sorted({f.leaf for f in unit.forms})
     foreign = sorted({f.leaf for f in (*ahead.issue, *back.issue)} - set(own))
     # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
@@ -124,7 +125,7 @@ def run_unit(
         others = [*jax.tree.leaves(passed), *data]
         # What has arrived is tied too: gathers for later units then cannot overtake or be merged with it.
         (others, arrived), issued = _tie((others, arrived), [parts[f.leaf] for f in ahead.issue], tied)
-        gathered = {f: f.gathered(p, uses.get(f, "")) for f, p in zip(ahead.issue, issued, strict=True)}
+        gathered = {f: f.gathered(p, uses[f]) for f, p in zip(ahead.issue, issued, strict=True)}
         gathered |= {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
         gathered |= dict(zip([f for f, _ in ahead.arrive], arrived, strict=True))
         outs, kept = pullback.forward([gathered[f] for f in unit.forms], others)
@@ -166,7 +167,7 @@ def run_unit(
             here = list(gathered.values())
             kept, grads_out, here, waiting = _barrier((kept, grads_out, here, waiting))
             gathered = dict(zip(gathered, here, strict=True))
-        gathered |= {f: f.gathered(p, uses.get(f, "")) for f, p in zip(issue, waiting, strict=True)}
+        gathered |= {f: f.gathered(p, uses[f]) for f, p in zip(issue, waiting, strict=True)}
 
         grads_full: list[Any] = [None] * len(unit.forms)
         grads_others: list[Any] = [None] * (n_passed + len(data))

@@ -1,4 +1,4 @@
-"""Products with a parameter: the gradients are JAX's own, and dense layers need no transposition for theirs."""
+"""Products with a parameter: the gradients are JAX's own, and need no transposition if it lies as they come out."""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ EINSUMS = {
     "two contracted dimensions": ("bthd,hdf->btf", (2, 5, 3, 4), (3, 4, 6)),
     "batched": ("ntd,ndf->ntf", (3, 5, 4), (3, 4, 2)),
     "transposed parameter": ("td,vd->tv", (5, 4), (7, 4)),
+    "transposed parameter over a batch": ("btd,vd->btv", (2, 5, 4), (7, 4)),
+    "transposed parameter, two contracted": ("bthd,fhd->btf", (2, 5, 3, 4), (6, 3, 4)),
+    "transposed parameter, batched": ("ntd,nfd->ntf", (3, 5, 4), (3, 2, 4)),
     "contracted out of order": ("tdh,hdf->tf", (5, 4, 3), (3, 4, 2)),
     "vector": ("td,d->t", (5, 4), (4,)),
 }
@@ -55,9 +58,34 @@ def test_gradients_are_those_of_jax(name, dtype):
         np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["dense", "dense over a batch", "two contracted dimensions"])
-def test_the_gradient_of_a_dense_layer_is_not_transposed(name):
+IN_ITS_OWN_ORDER = [
+    "dense",
+    "dense over a batch",
+    "two contracted dimensions",
+    "batched",
+    "transposed parameter",
+    "transposed parameter over a batch",
+    "transposed parameter, two contracted",
+    "transposed parameter, batched",
+]
+
+
+@pytest.mark.parametrize("name", IN_ITS_OWN_ORDER)
+def test_the_gradient_of_a_parameter_is_not_transposed(name):
     spec, *shapes = EINSUMS[name]
     x, w = (jnp.ones(s, jnp.float32) for s in shapes)
     of_weight = jax.grad(lambda w: through_products(lambda x, w: jnp.einsum(spec, x, w))(x, w).sum())
     assert "transpose" not in str(jax.make_jaxpr(of_weight)(w))
+
+
+@pytest.mark.parametrize("name", IN_ITS_OWN_ORDER)
+def test_a_parameter_is_read_before_its_gradient_is_made(name):
+    spec, *shapes = EINSUMS[name]
+    x, w = (jnp.ones(s, jnp.float32) for s in shapes)
+    product = through_products(lambda x, w: jnp.einsum(spec, x, w))
+    eqns = jax.make_jaxpr(lambda x, w, grad: jax.vjp(product, x, w)[1](grad))(x, w, product(x, w)).jaxpr.eqns
+    made = {v: eqn.primitive.name for eqn in eqns for v in eqn.outvars}
+    of_weight = [eqn for eqn in eqns if eqn.primitive.name == "dot_general"][-1]
+    from_barrier = [made.get(v) == "optimization_barrier" for v in of_weight.invars]
+    gradient_first = name.startswith("transposed")
+    assert from_barrier == [gradient_first, not gradient_first]

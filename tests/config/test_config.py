@@ -323,11 +323,11 @@ def test_switched_off_is_never_refused():
 
 def test_notes_name_what_has_no_effect():
     config = Config.load(
-        {"zero_optimization": {"overlap_comm": True, "contiguous_gradients": True}, "wandb": {"enabled": True}}
+        {"zero_optimization": {"round_robin_gradients": True, "contiguous_gradients": True}, "wandb": {"enabled": True}}
     )
     assert [note.split(" has no effect here: ")[0] for note in config.notes] == [
         "`wandb`",
-        "`zero_optimization.overlap_comm`",
+        "`zero_optimization.round_robin_gradients`",
     ]
 
 

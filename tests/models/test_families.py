@@ -77,7 +77,8 @@ def run(name: str, api: str, stage: int, precision: str = "fp32") -> tuple[helpe
     return helpers.train(engine, steps), helpers.host(engine.state.model_state)
 
 
-FORMS = [*((name, "nnx") for name in MODELS), *((name, "linen") for name in LINEN)]
+# The plain ResNet is slow to compile; its Linen form and ResNeXt have all that it has.
+FORMS = [*((name, "nnx") for name in MODELS if name != "resnet"), *((name, "linen") for name in LINEN)]
 
 
 @pytest.mark.parametrize(("name", "api"), [pytest.param(*form, id=" ".join(form)) for form in FORMS])

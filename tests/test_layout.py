@@ -108,3 +108,9 @@ def test_a_tree_is_placed_leaf_by_leaf():
         "b": [Placement((16, 16), 1, 8, stacked=True), Placement(())],
     }
     assert layout.place_all(tree, 8, keep_whole_up_to=48)["a"].dim is None
+
+
+def test_names_are_dotted():
+    params = {"a": 0, "blocks": [{"bias": 1, "kernel": 2}]}
+    names = [layout.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert names == ["a", "blocks.0.bias", "blocks.0.kernel"]

@@ -85,11 +85,6 @@ def test_frozen_parameters_get_no_optimizer_state():
     assert set(placed(optax.adam(0.1), chosen, placements)) == {(), (13, 2), (5,)}
 
 
-def test_names_are_dotted():
-    names = [s.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(PARAMS)]
-    assert names == ["a", "blocks.0.bias", "blocks.0.kernel", "scalar"]
-
-
 def test_stored_state_is_padded_and_sharded():
     abstract = s.stored(PLACEMENTS, PARAMS, mesh_of(8))
     assert abstract["a"].shape == (16, 2)

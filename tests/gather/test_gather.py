@@ -155,10 +155,7 @@ def sharded_loss_and_grads(fn, params, x):
         )
         return jax.lax.pmean(value, DATA_AXES), jax.tree.map(whole, placements, grads, smooth, is_leaf=is_placement)
 
-    program = jax.jit(
-        shard_over_data(local, mesh, (specs, P(DATA_AXES)), (P(), specs)),
-        compiler_options={"xla_backend_optimization_level": 0},  # compiles faster, and runs for moments only
-    )
+    program = jax.jit(shard_over_data(local, mesh, (specs, P(DATA_AXES)), (P(), specs)))
     value, grads = program(pad(params, placements), x)
     return value, unpad(grads, placements), program, placements
 

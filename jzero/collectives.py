@@ -1,11 +1,9 @@
-"""Gather and scatter as one differentiable pair, and the sums that stay replicated. For use inside `shard_map`.
+"""Gather, scatter, and the sums that stay replicated. For use inside `shard_map`.
 
-`gather` casts the shard first and sends it in the compute dtype; its derivative sends the gradient back in the
-reduction dtype and leaves the caller's own shard of the sum. Sums run over every data axis: a replica adds to the same
-gradient.
+A gather casts the shard first and sends it in the compute dtype; a scatter sends the gradient back in the reduction
+dtype and leaves the caller's own shard of the sum. Sums run over every data axis: a replica adds to the same gradient.
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,41 +142,3 @@ def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """The fp32 numbers that a narrower dtype would keep; XLA may drop a cast there and back, but not this."""
     kept = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)
-
-
-def gather(
-    shard: jax.Array,
-    placement: Placement,
-    wire: Wire,
-    casts: tuple[DTypeLike, ...] = (),
-    whole: jax.Array | None = None,
-) -> jax.Array:
-    """Gathers a parameter; the derivative scatters its gradient.
-
-    Args:
-        shard: this device's part, of shape `placement.shard_shape`.
-        placement: how the parameter lies over the mesh.
-        wire: how the gradient travels.
-        casts: dtypes the shard passes through before it travels; the last is the dtype of the result.
-        whole: the result, if it was gathered before; then only the gradient travels.
-
-    Returns:
-        The full array, of shape `placement.shape`.
-    """
-    return _gather(shard, whole, placement, wire, casts)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _gather(shard, whole, placement, wire, casts):
-    return gather_leaf(shard, placement, casts) if whole is None else whole
-
-
-def _gather_fwd(shard, whole, placement, wire, casts):
-    return _gather(shard, whole, placement, wire, casts), jnp.zeros((0,), shard.dtype)
-
-
-def _gather_bwd(placement, wire, casts, like, grad):
-    return scatter_leaf(grad, placement, wire).astype(like.dtype), None
-
-
-_gather.defvjp(_gather_fwd, _gather_bwd)

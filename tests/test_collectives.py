@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jzero import collectives
-from jzero.collectives import Wire, gather, gather_leaf, scatter_leaf, sum_leaves
+from jzero.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
 from jzero.layout import Placement
 from jzero.mesh import DATA_AXES
 from tests.helpers import mesh_of
@@ -159,15 +159,14 @@ def test_integers_and_complex_numbers_are_summed_as_they_are():
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("casts", [(), (jnp.bfloat16,)], ids=["fp32", "bf16"])
-def test_the_derivative_of_a_gather_scatters(placement, casts):
+def test_a_scatter_undoes_a_gather_for_gradients(placement, casts):
     """Device k computes sum(k * w**2); all devices together have the gradient 28 * 2 * w."""
     x = full_of(placement)
 
     def local(shard):
         k = jax.lax.axis_index("shard").astype(casts[0] if casts else jnp.float32)
-        return jax.grad(lambda s: (k * gather(s, placement, Wire(n_summed=8), casts) ** 2).sum().astype(jnp.float32))(
-            shard
-        )
+        full = gather_leaf(shard, placement, casts)
+        return scatter_leaf(jax.grad(lambda w: (k * w**2).sum())(full), placement, Wire(n_summed=8))
 
     run = over_devices(local, mesh_of(8), placement.spec, placement.spec)
     padded = placement.pad(jnp.asarray(x))
@@ -179,7 +178,7 @@ def test_the_derivative_of_a_gather_scatters(placement, casts):
 
 def test_a_parameter_travels_in_the_compute_dtype():
     placement = PLACEMENTS[0]
-    run = over_devices(lambda s: gather(s, placement, Wire(), (jnp.bfloat16,)), mesh_of(8), placement.spec, P())
+    run = over_devices(lambda s: gather_leaf(s, placement, (jnp.bfloat16,)), mesh_of(8), placement.spec, P())
     text = str(jax.make_jaxpr(run)(np.zeros((16, 3), np.float32)))
     assert "bf16[16,3] = all_gather" in text
     assert "f32[16,3] = all_gather" not in text

@@ -101,7 +101,7 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
         return None
     lazies = [x for x in operands if isinstance(x, Lazy)]
     trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
-    parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf), eqn, operands) for leaf in passed}
+    parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf)) for leaf in passed}
     passed_leaves, passed_tree = jax.tree.flatten(parts)
     data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, Lazy)]
     out_shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
@@ -155,7 +155,7 @@ def _policy(eqn: Any) -> Any:
     return policy and saves
 
 
-def _part_shapes(x: Lazy, eqn: Any, operands: Sequence[Any]) -> Parts:
+def _part_shapes(x: Lazy) -> Parts:
     shard = jax.ShapeDtypeStruct(x.placement.shard_shape, x.dtype)
     return Parts(shard, x.shape if x.in_advance else None)
 

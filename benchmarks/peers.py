@@ -18,7 +18,7 @@ from jzero.config import Config
 from jzero.layout import Placement, place_all
 from jzero.mesh import DATA_AXES
 from jzero.model import as_means
-from jzero.state import is_placement, place_like_params, shardings
+from jzero.state import is_placement, place_like_params, replicated, shardings
 
 LEARNING_RATE, MAX_NORM = 1e-3, 1.0
 
@@ -106,11 +106,10 @@ def hand_written(
 
     abstract = jax.eval_shape(init)
     state_shardings = _state_shardings(abstract, mesh, stacked, sharded)
-    everywhere = NamedSharding(mesh, PartitionSpec())
     by_rows = NamedSharding(mesh, PartitionSpec(DATA_AXES))
     place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     return Peer(
-        step=jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, everywhere)),
+        step=jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, replicated(mesh))),
         init=jax.jit(init, out_shardings=state_shardings),
         state=jax.tree.map(place, abstract, state_shardings),
         batch=jax.tree.map(lambda x: place(x, by_rows), batch),
@@ -138,7 +137,7 @@ def _state_shardings(abstract: Any, mesh: Mesh, stacked: str | None, sharded: bo
 
 def _constrain_at_use(module: nnx.Module, mesh: Mesh) -> None:
     """Gives the parameters a type that is constrained to be replicated whenever a layer reads it."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = replicated(mesh)
 
     class WholeAtUse(nnx.Param):
         def get_value(self, *, index: Any = ...) -> Any:

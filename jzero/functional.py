@@ -229,8 +229,11 @@ def _scanned(
 def _layer_size(placements: Any, scanned: Mapping[int, frozenset[int]]) -> int:
     """Elements that one iteration of the innermost loops over layers gathers."""
     flat = jax.tree.leaves(placements, is_leaf=is_placement)
-    layers = [[n for d, n in enumerate(flat[i].shape) if d not in dims] for i, dims in scanned.items()]
-    return sum(math.prod(shape) for shape, i in zip(layers, scanned, strict=True) if flat[i].dim is not None)
+    return sum(
+        math.prod(n for d, n in enumerate(flat[i].shape) if d not in dims)
+        for i, dims in scanned.items()
+        if flat[i].dim is not None
+    )
 
 
 def _configured_optimizer(

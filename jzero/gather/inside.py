@@ -83,11 +83,6 @@ class Inside:
         return [*carry, *ys]
 
 
-def gathers(eqn: Any, operands: Sequence[Any]) -> bool:
-    """Whether an equation is a unit: it needs the full value of a sharded parameter."""
-    return bool(_needs(eqn, operands)[0])
-
-
 def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself.
 
@@ -124,14 +119,14 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
             compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
         pullback = saving_pullback(compute, taken, recomputes=is_region)
     name = "checkpoint" if is_region else eqn.primitive.name
-    return Unit(name, tuple(forms), trainable, tuple(passed), pullback)
+    return Unit(name, tuple(forms), tuple(passed), pullback)
 
 
 def identity_unit(value: Lazy) -> Unit:
     """A unit that only gathers: for a parameter that leaves the program as it is."""
     taken = Operands([value.shape], [value.trainable], [], [])
     pullback = saving_pullback(lambda full, _: [value.replayed(full[0])], taken, recomputes=False)
-    return Unit("output", (value.form,), (value.trainable,), (), pullback)
+    return Unit("output", (value.form,), (), pullback)
 
 
 def _evaluate(eqn, operands, full, arrays, data, wire) -> list[jax.Array]:

@@ -13,11 +13,11 @@ import jax
 
 from jzero import compat
 from jzero.collectives import Wire
-from jzero.gather.inside import Inside, gathers, identity_unit, make_unit
+from jzero.gather.inside import Inside, identity_unit, make_unit
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.lookahead import Fence, Limits, look_ahead
 from jzero.gather.pullback import is_inexact
-from jzero.gather.units import Link, Unit, on_its_own, run_unit
+from jzero.gather.units import Link, Schedule, Unit, on_its_own, run_unit
 from jzero.gather.walk import walk
 from jzero.layout import path_name
 
@@ -93,14 +93,22 @@ def run(
     # What enters the program carries no gradient; what enters the body of a loop may.
     walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
-    return walk(program, operands, _Run(plan.steps, schedules, arrays, wire, tied=not in_loop))
+    return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
 
 
 class _Plan:
-    """The first walk: finds the units. Data is a bool here: whether a gradient may flow to it."""
+    """The first walk: finds the units. Data is a bool here: whether a gradient may flow to it.
+
+    Attributes:
+        steps: the units and fences in order.
+        found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
+            `steps`; None if it gathers nothing itself.
+        wire: how gradients travel.
+    """
 
     def __init__(self, wire: Wire):
         self.steps: list[Unit | Fence] = []
+        self.found: list[int | None] = []
         self.wire = wire
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -118,45 +126,50 @@ class _Plan:
         return self._unit(eqn, operands)
 
     def output(self, value: Lazy) -> Any:
-        if not value.is_whole:
-            self.steps.append(identity_unit(value))
+        self._note(None if value.is_whole else identity_unit(value))
 
     def _unit(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        found = make_unit(eqn, operands, self.wire)
-        if found:
-            self.steps.append(found)
+        self._note(make_unit(eqn, operands, self.wire))
         flows = any(x.trainable if isinstance(x, Lazy) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
+    def _note(self, unit: Unit | None) -> None:
+        self.found.append(None if unit is None else len(self.steps))
+        if unit is not None:
+            self.steps.append(unit)
+
 
 class _Run(Inside):
-    """The second walk: runs the units that the first one found, in the same order."""
+    """The second walk: comes by the same equations in the same order, and runs the units that the first one found."""
 
-    def __init__(self, steps, schedules, arrays: Mapping[int, Parts], wire: Wire, *, tied: bool):
-        super().__init__({}, arrays, wire)
-        units = [(i, step) for i, step in enumerate(steps) if isinstance(step, Unit)]
-        self.units = iter(units)
-        self.names = {i: unit.name for i, unit in units}
+    def __init__(self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, Parts], *, tied: bool):
+        super().__init__({}, arrays, plan.wire)
+        self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
+        self.found = iter(plan.found)
         self.schedules = schedules
         self.links: dict[Link, jax.Array] = {}
         self.tied = tied
 
     def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return self._unit(operands) if gathers(eqn, operands) else super().use(eqn, operands)
+        number = next(self.found)
+        return super().use(eqn, operands) if number is None else self._unit(number, operands)
 
     def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return self._unit(operands) if gathers(eqn, operands) else super().region(eqn, operands)
+        number = next(self.found)
+        return super().region(eqn, operands) if number is None else self._unit(number, operands)
 
     def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
-        return self._unit(operands) if gathers(eqn, operands) else super().loop(eqn, operands, stacked)
+        number = next(self.found)
+        return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
 
     def output(self, value: Lazy) -> Any:
-        return super().output(value) if value.is_whole else self._unit([])[0]
+        number = next(self.found)
+        return super().output(value) if number is None else self._unit(number, [])[0]
 
-    def _unit(self, operands: list[Any]) -> list[Any]:
-        number, unit = next(self.units)
+    def _unit(self, number: int, operands: list[Any]) -> list[Any]:
+        unit = self.units[number]
         schedule = self.schedules.get(number) or on_its_own(unit)
         data = [x for x in operands if not isinstance(x, Lazy)]
         handed_on = (*schedule.ahead.deliver, *schedule.back.deliver)
-        uses = {**{form: self.names[to] for form, to in handed_on}, **dict.fromkeys(unit.forms, unit.name)}
+        uses = {form: self.units[to].name for form, to in handed_on} | dict.fromkeys(unit.forms, unit.name)
         return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.wire, tied=self.tied)

@@ -89,7 +89,10 @@ class _Walk:
         self.step_at = [number for number, _ in path]
         self.fences = [p for p, (_, step) in enumerate(path) if isinstance(step, Fence)]
         self.gathers = [
-            [_Gather(p, form, issued_at=p) for form in _forms(step, backward=p >= self.n)]
+            [
+                _Gather(p, form, issued_at=p)
+                for form in (() if isinstance(step, Fence) else step.travelling(backward=p >= self.n))
+            ]
             for p, (_, step) in enumerate(path)
         ]
         sizes = [
@@ -170,13 +173,6 @@ class _Walk:
                 if g.source != p and (g.source < self.n) == (p < self.n)
             ),
         )
-
-
-def _forms(step: Unit | Fence, *, backward: bool) -> list[Lazy]:
-    if isinstance(step, Fence):
-        return []
-    wanted = [f for f, n in zip(step.forms, step.pullback.needs, strict=True) if n or not backward]
-    return [f for f in wanted if not f.in_advance]
 
 
 def _size(form: Lazy) -> int:

@@ -27,16 +27,19 @@ class Unit:
     Attributes:
         name: of the primitive.
         forms: what it gathers, in the order of first use.
-        trainable: for each, whether it gets a gradient.
         passed: leaves whose own arrays go in, to be sliced by a loop inside or because they are whole.
         pullback: its computation; the other operands are the passed arrays and then the data.
     """
 
     name: str
     forms: tuple[Lazy, ...]
-    trainable: tuple[bool, ...]
     passed: tuple[int, ...]
     pullback: Pullback
+
+    def travelling(self, *, backward: bool) -> tuple[Lazy, ...]:
+        """What to gather in one pass: forms not gathered in advance, and in the backward pass only those it reads."""
+        needs = zip(self.forms, self.pullback.needs, strict=True)
+        return tuple(f for f, needed in needs if not f.in_advance and (needed or not backward))
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,7 @@ class Schedule:
 
 def on_its_own(unit: Unit) -> Schedule:
     """A unit that gathers for itself, without looking ahead."""
-    travelling = [(f, n) for f, n in zip(unit.forms, unit.pullback.needs, strict=True) if not f.in_advance]
-    return Schedule(Orders(issue=tuple(f for f, _ in travelling)), Orders(issue=tuple(f for f, n in travelling if n)))
+    return Schedule(Orders(issue=unit.travelling(backward=False)), Orders(issue=unit.travelling(backward=True)))
 
 
 Link = tuple[Lazy, int, int]

@@ -185,10 +185,8 @@ def collectives(jaxpr, kind, times=1, in_loop=False):
         if eqn.primitive.name == kind:
             counts[tuple(eqn.invars[0].aval.shape)] += times
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else [value]:
-                if hasattr(compat.subprogram(inner).jaxpr, "eqns"):
-                    counts += collectives(inner, kind, times * trips)
+        for inner in compat.inner_jaxprs(eqn):
+            counts += collectives(inner, kind, times * trips)
     return counts
 
 

@@ -27,7 +27,7 @@ def unit(*forms, needs=None):
     needs = tuple(needs or [True] * len(forms))
     nothing = lambda *_: ([], [])
     pullback = Pullback(nothing, nothing, needs, (), (), (), recomputes=True)
-    return Unit("dot_general", forms, (True,) * len(forms), (), pullback)
+    return Unit("dot_general", forms, (), pullback)
 
 
 def blocks(n, size=10):

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jzero import compat
+
 
 def uneven(model: nnx.Module, seed: int = 7, by: float = 0.1) -> dict:
     """A model's parameters as plain arrays, moved so that no mistake hides behind zeros and ones."""
@@ -39,10 +41,8 @@ def _product_dtypes(jaxpr: Any) -> Any:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
             yield from (v.aval.dtype for v in eqn.invars)
-        for value in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _product_dtypes(inner)
+        for inner in compat.inner_jaxprs(eqn):
+            yield from _product_dtypes(compat.subprogram(inner).jaxpr)
 
 
 def to_numpy(tree: Any) -> Any:

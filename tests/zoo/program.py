@@ -35,7 +35,5 @@ def collectives(program: Any, times: int = 1, inside: tuple[str, ...] = ()) -> I
             yield Collective(name, sum(math.prod(v.aval.shape) for v in ends), times, inside)
         trips = eqn.params["length"] if name == "scan" else 1
         within = (*inside, name) if name in ("while", "cond") else inside
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else [value]:
-                if hasattr(compat.subprogram(inner).jaxpr, "eqns"):
-                    yield from collectives(inner, times * trips, within)
+        for inner in compat.inner_jaxprs(eqn):
+            yield from collectives(inner, times * trips, within)

@@ -9,6 +9,7 @@ from pydantic import PrivateAttr
 
 from jzero.config import auto, sections
 from jzero.config.arguments import TrainingArguments
+from jzero.config.extensions import Extensions
 from jzero.config.load import parse_object, read_object
 from jzero.config.optimizer import OptimizerConfig
 from jzero.config.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast
@@ -44,6 +45,7 @@ class Config(Section):
     fp16: Fp16 = honoured(Fp16())
     bf16: Bf16 = honoured(Bf16())
     data_types: DataTypes = honoured(DataTypes())
+    jzero: Extensions = honoured(Extensions())
     communication_data_type: DType | None = honoured(None, "dtype in which gradients are reduced; fp32 when not given")
     prescale_gradients: Switch = honoured(
         False, "divide gradients by the number of devices before they are summed; 16-bit sums do so in any case"

@@ -33,6 +33,8 @@ class Wire:
         predivide: what they are divided by instead, if not 1 (DeepSpeed key `gradient_predivide_factor`).
         rounded: gradients travel in fp32, rounded to `dtype` before and after the sum. For bf16 on CPU devices: XLA
             sums in fp32 there anyway, but aborts over its own cast where `shard_map` leaves an axis to the compiler.
+        pipelined: loops gather and scatter beside another layer's products (DeepSpeed key `overlap_comm`); see
+            `jzero.gather.pipeline`.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -41,6 +43,7 @@ class Wire:
     prescale: bool = False
     predivide: float = 1.0
     rounded: bool = False
+    pipelined: bool = False
 
     @property
     def divisor(self) -> float:

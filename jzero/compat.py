@@ -62,6 +62,35 @@ def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, lis
     return Subprogram(jaxpr.replace(eqns=eqns[::-1], invars=invars, debug_info=debug_info), smaller.consts), used
 
 
+def part(program: Subprogram, outputs: Sequence[int]) -> tuple[Subprogram, list[int]]:
+    """The part of a jaxpr that some outputs need; quicker than `restrict` where that is a small part.
+
+    Args:
+        program: a jaxpr and its constants.
+        outputs: the numbers of the outputs.
+
+    Returns:
+        The smaller jaxpr, whose outputs come in the given order, and the numbers of the inputs that remain.
+    """
+    jaxpr = program.jaxpr
+    makers = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    wanted = [jaxpr.outvars[o] for o in outputs]
+    waiting, eqns = [v for v in wanted if not isinstance(v, jex_core.Literal)], set()
+    seen = set(waiting)
+    while waiting:
+        if (i := makers.get(waiting.pop())) is not None and i not in eqns:
+            eqns.add(i)
+            fresh = {v for v in jaxpr.eqns[i].invars if not isinstance(v, jex_core.Literal)} - seen
+            seen |= fresh
+            waiting += fresh
+    reads = [i for i, v in enumerate(jaxpr.invars) if v in seen]
+    invars = [jaxpr.invars[i] for i in reads]
+    info = jaxpr.debug_info._replace(arg_names=("",) * len(invars), result_paths=("",) * len(wanted))
+    smaller = jaxpr.replace(eqns=[jaxpr.eqns[i] for i in sorted(eqns)], invars=invars, outvars=wanted, debug_info=info)
+    exact, used = restrict(Subprogram(smaller, program.consts), [True] * len(wanted))
+    return exact, [i for i, u in zip(reads, used, strict=True) if u]
+
+
 def run(program: Subprogram, operands: Sequence[Any]) -> list[Any]:
     """Evaluates a jaxpr."""
     return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, program.consts))(*operands)
@@ -102,18 +131,18 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
 def overlap_options(overlap: bool) -> dict[str, Any]:
     """XLA's options for collectives beside compute on GPUs.
 
+    XLA's own pipelining of loops is off: it compiles their bodies several times, and `jzero.gather.pipeline` does
+    without.
+
     Args:
-        overlap: whether loops prefetch the next iteration's gathers and let scatters finish in it, and whether a gather
-            and a scatter may be under way at once; without, each stays in its iteration and takes the least memory.
+        overlap: whether a gather and a scatter may be under way at once; one at a time takes the least memory.
 
     Returns:
         Options for `jax.jit(compiler_options=...)`.
     """
     limit = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2 if overlap else 1}
     if JAX_VERSION >= (0, 12):
-        mode = f"COLLECTIVE_PIPELINING_MODE_{'ON' if overlap else 'OFF'}"
-        return limit | {"xla_gpu_pipeline_all_gather": mode, "xla_gpu_pipeline_reduce_scatter": mode}
-    return limit | {
-        "xla_gpu_enable_pipelined_all_gather": overlap,
-        "xla_gpu_enable_pipelined_reduce_scatter": overlap,
-    }
+        kinds = ("xla_gpu_pipeline_all_gather", "xla_gpu_pipeline_reduce_scatter")
+        return limit | dict.fromkeys(kinds, "COLLECTIVE_PIPELINING_MODE_OFF")
+    kinds = ("xla_gpu_enable_pipelined_all_gather", "xla_gpu_enable_pipelined_reduce_scatter")
+    return limit | dict.fromkeys(kinds, False)

@@ -14,10 +14,13 @@ from jax.extend.core import primitives
 from jzero import compat
 from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy, Parts
+from jzero.gather.pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.products import apply_primitive
-from jzero.gather.pullback import Operands, recomputing_pullback, saving_pullback
+from jzero.gather.pullback import Operands, is_inexact, recomputing_pullback, saving_pullback
 from jzero.gather.units import Unit
 from jzero.gather.walk import stacked_operands, walk
+from jzero.offload.memory import abstract
+from jzero.policies import OFFLOAD
 
 
 class Inside:
@@ -68,6 +71,10 @@ class Inside:
         n_consts, n_carry = compat.scan_arity(eqn)
         first_x = n_consts + n_carry
         values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
+        if self.wire.pipelined and eqn.params["length"] > 1:
+            layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
+            if (outs := _pipelined(eqn, layers, values, self.wire)) is not None:
+                return outs
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             inputs = [*values[:n_consts], *carry, *xs]
@@ -83,8 +90,64 @@ class Inside:
         return [*carry, *ys]
 
 
+def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wire) -> list[Any] | None:
+    """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
+
+    Args:
+        eqn: the `scan`.
+        layers: its operands; of stacked parameters what one iteration sees.
+        values: its operands; of stacked parameters their arrays.
+        wire: how gradients travel.
+    """
+    program, (n_consts, n_carry) = eqn.params["jaxpr"], compat.scan_arity(eqn)
+    if _offloads(program):  # a pipeline keeps what its iterations take, on the devices
+        return None
+    needs = _Needs()
+    walk(program, [x if isinstance(x, Lazy) else False for x in layers], needs)
+    forms, passed = list(needs.forms), sorted(needs.passed)
+    if not forms:
+        return None
+    lazies = {x.leaf: x for x in layers if isinstance(x, Lazy)}
+    arrays = {x.leaf: parts for x, parts in zip(layers, values, strict=True) if isinstance(x, Lazy)}
+
+    def operands(inputs: Inputs, carry: Sequence[Any]) -> list[Any]:
+        xs = iter(inputs.xs)
+        sliced = [x if isinstance(x, Lazy) else next(xs) for x in layers[n_consts + n_carry :]]
+        return [*inputs.consts, *carry, *sliced]
+
+    def compute(full: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+        own, given = dict(zip(forms, full[: len(forms)], strict=True)), structure.unflatten(full[len(forms) :])
+        return walk(program, operands(given, carry), Inside(own, given.passed, wire))
+
+    inputs = Inputs(
+        {leaf: arrays[leaf] for leaf in passed},
+        [x for x in values[n_consts + n_carry :] if not isinstance(x, Parts)],
+        list(values[:n_consts]),
+    )
+    structure = jax.tree.structure(inputs)
+    body = Body(
+        compute,
+        lambda inputs, carry: walk(program, operands(inputs, carry), _Needs()),
+        forms,
+        [lazies[f.leaf].trainable for f in forms],
+        *(eqn.params[name] for name in ("length", "reverse", "unroll")),
+    )
+    stacks = {f.leaf: arrays[f.leaf] for f in forms}
+    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), wire)
+
+
+def _offloads(program: Any) -> bool:
+    """Whether a region in a program keeps its inputs in host memory."""
+    eqns = compat.subprogram(program).jaxpr.eqns
+    return any(
+        (eqn.primitive is primitives.remat_p and eqn.params["policy"] is OFFLOAD)
+        or any(map(_offloads, compat.inner_jaxprs(eqn)))
+        for eqn in eqns
+    )
+
+
 def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
-    """Makes a unit of an equation, or nothing if it gathers nothing itself.
+    """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
         eqn: the equation.
@@ -92,7 +155,9 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
         wire: how gradients travel.
     """
     forms, passed = _needs(eqn, operands)
-    if not forms:
+    is_region = eqn.primitive is primitives.remat_p
+    offloads = is_region and eqn.params["policy"] is OFFLOAD
+    if not forms and not offloads:
         return None
     lazies = [x for x in operands if isinstance(x, Lazy)]
     trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
@@ -111,15 +176,14 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
     ]
     moving += [moves for _, moves in data]
     taken = Operands(shapes, trainable, others, moving)
-    is_region = eqn.primitive is primitives.remat_p
-    if is_region and eqn.params["policy"] is None:
+    if offloads or (is_region and eqn.params["policy"] is None):
         pullback = recomputing_pullback(compute, taken, out_shapes)
     else:
         if is_region:
             compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
         pullback = saving_pullback(compute, taken, recomputes=is_region)
     name = "checkpoint" if is_region else eqn.primitive.name
-    return Unit(name, tuple(forms), tuple(passed), pullback)
+    return Unit(name, tuple(forms), tuple(passed), pullback, offloads)
 
 
 def identity_unit(value: Lazy) -> Unit:
@@ -151,8 +215,9 @@ def _policy(eqn: Any) -> Any:
 
 
 def _part_shapes(x: Lazy) -> Parts:
-    shard = jax.ShapeDtypeStruct(x.placement.shard_shape, x.dtype)
-    return Parts(shard, x.shape if x.in_advance else None)
+    shard = abstract(x.placement.shard_shape, x.dtype, on_host=x.on_host)
+    ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready)
+    return Parts(shard, x.shape if x.in_advance else None, ready)
 
 
 def _shape(aval: Any) -> jax.ShapeDtypeStruct:
@@ -165,7 +230,7 @@ def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[Lazy], list[int]]:
     """
     needs = _Needs()
     if eqn.primitive is primitives.remat_p:
-        walk(eqn.params["jaxpr"], [x if isinstance(x, Lazy) else None for x in operands], needs)
+        walk(eqn.params["jaxpr"], [x if isinstance(x, Lazy) else False for x in operands], needs)
     elif stacked := stacked_operands(eqn, operands):
         needs.loop(eqn, list(operands), stacked)
     else:
@@ -174,31 +239,29 @@ def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[Lazy], list[int]]:
 
 
 class _Needs:
-    """A visitor that only notes what is needed."""
+    """A visitor that only notes what is needed. Data is a bool: whether a gradient may flow to it."""
 
     def __init__(self):
         self.forms: dict[Lazy, None] = {}
         self.passed: set[int] = set()
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return [None] * len(eqn.outvars)
+        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
     def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        for x in operands:
-            if isinstance(x, Lazy):
-                self.output(x)
-        return [None] * len(eqn.outvars)
+        return self.data(eqn, [self.output(x) if isinstance(x, Lazy) else x for x in operands])
 
     def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        walk(eqn.params["jaxpr"], operands, self)
-        return [None] * len(eqn.outvars)
+        return walk(eqn.params["jaxpr"], operands, self)
 
     def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         self.passed |= {operands[i].leaf for i in stacked}
-        return self.use(eqn, [None if i in stacked else x for i, x in enumerate(operands)])
+        return self.use(eqn, [x.trainable if i in stacked else x for i, x in enumerate(operands)])
 
     def output(self, value: Lazy) -> Any:
         if value.is_whole:
             self.passed.add(value.leaf)
         else:
             self.forms[value.form] = None
+        return value.trainable

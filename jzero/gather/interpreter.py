@@ -6,7 +6,9 @@ rearrange a parameter not at all until its use, and each unit so that it gathers
 not understand is gathered in front of its use: slower, never wrong.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from jzero.gather.pullback import is_inexact
 from jzero.gather.units import Link, Schedule, Unit, on_its_own, run_unit
 from jzero.gather.walk import walk
 from jzero.layout import path_name
+from jzero.offload.memory import is_on_host, to_device
 
 
 def gather_at_use(
@@ -30,6 +33,7 @@ def gather_at_use(
     casts: Any,
     trainable: Any,
     wholes: Any | None = None,
+    ready: Any | None = None,
     limits: Limits | None = None,
 ) -> Callable:
     """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
@@ -41,6 +45,7 @@ def gather_at_use(
         casts: pytree of tuples of dtypes like `params`: what each leaf is cast to before it is gathered.
         trainable: pytree of bool like `params`: whether a leaf gets a gradient.
         wholes: the parameters gathered in advance, a pytree like `params`; then only gradients travel, at each use.
+        ready: shards cast in advance, a pytree like `params` with None where a leaf was not; they are what travels.
         limits: how far gathers may run ahead and what stays gathered; without, each use gathers for itself alone.
 
     Returns:
@@ -52,14 +57,15 @@ def gather_at_use(
     def sharded_fn(params_sharded: Any, *args: Any) -> Any:
         paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
         leaves = [leaf for _, leaf in paths]
-        given = [None] * len(leaves) if wholes is None else treedef.flatten_up_to(wholes)
+        given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))
         flat = [treedef.flatten_up_to(t) for t in (placements, casts, trainable)]
         arrays, lazies = {}, []
-        for i, (shard, placement, cast, train, whole) in enumerate(zip(leaves, *flat, given, strict=True)):
-            arrays[i] = Parts(shard, None if placement.dim is None else whole)
-            lazies.append(
-                Lazy(i, path_name(paths[i][0]), placement, shard.dtype, cast, arrays[i].whole is not None, train)
-            )
+        every = zip(leaves, *flat, given, cast_before, strict=True)
+        for i, (shard, placement, cast, train, whole, early) in enumerate(every):
+            arrays[i] = Parts(shard, None if placement.dim is None else whole, early)
+            in_advance, on_host = arrays[i].whole is not None, is_on_host(shard)
+            name, dtype = path_name(paths[i][0]), None if early is None else early.dtype
+            lazies.append(Lazy(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype))
         program, out_shape = compat.trace(fn, treedef.unflatten([x.shape for x in lazies]), *args)
         outs = run(program, [*lazies, *jax.tree.leaves(args)], arrays, wire, limits)
         return jax.tree.structure(out_shape).unflatten(outs)
@@ -89,11 +95,31 @@ def run(
     Returns:
         One array per output.
     """
-    plan = _Plan(wire)
-    # What enters the program carries no gradient; what enters the body of a loop may.
-    walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
+    plan = _plan(program, operands, wire, in_loop=in_loop)
+    shared = _shared(plan, operands)
+    if shared:
+        # The gradients of several uses add up, which they cannot do on the host: fetched once, in front of all of them.
+        arrays = {**arrays, **{i: Parts(to_device(arrays[i].shard)) for i in shared}}
+        here = lambda x: isinstance(x, Lazy) and x.leaf in shared
+        operands = [replace(x, on_host=False) if here(x) else x for x in operands]
+        plan = _plan(program, operands, wire, in_loop=in_loop)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
     return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
+
+
+def _plan(program: Any, operands: Sequence[Any], wire: Wire, *, in_loop: bool) -> "_Plan":
+    """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
+    plan = _Plan(wire)
+    walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
+    return plan
+
+
+def _shared(plan: "_Plan", operands: Sequence[Any]) -> set[int]:
+    """The parameters on the host that several units use."""
+    on_host = {x.leaf for x in operands if isinstance(x, Lazy) and x.on_host}
+    units = [step for step in plan.steps if isinstance(step, Unit)]
+    uses = Counter(leaf for unit in units for leaf in {*(f.leaf for f in unit.forms), *unit.passed})
+    return {leaf for leaf in on_host if uses[leaf] > 1}
 
 
 class _Plan:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jzero import compat
 from jzero.collectives import Wire, gather_leaf, label, scatter_leaf
 from jzero.layout import Placement
+from jzero.offload.memory import to_device
 
 REPLAYABLE = frozenset(
     {"reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "copy", "copy_p", "rev", "name"}
@@ -26,10 +27,12 @@ class Parts(NamedTuple):
     Attributes:
         shard: this device's part of the lasting parameter; what gradients are taken of.
         whole: the parameter gathered in advance, in compute dtype; None to gather at every use.
+        ready: the shard as it travels, cast in advance; None to cast at every use.
     """
 
     shard: Any
     whole: Any = None
+    ready: Any = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Lazy:
         casts: dtypes the shard passes through before it travels; the last one is what is gathered.
         in_advance: whether it was gathered before, so that only its gradient travels.
         trainable: whether a gradient is wanted.
+        on_host: whether its shard lives in host memory, to be fetched at each use; its gradient goes there too.
+        ready: the dtype to which it was cast in advance, if it was.
         replay: equations to apply, in order, to the gathered array.
     """
 
@@ -54,6 +59,8 @@ class Lazy:
     casts: tuple[Any, ...] = ()
     in_advance: bool = False
     trainable: bool = True
+    on_host: bool = False
+    ready: Any = None
     replay: tuple[Any, ...] = ()
 
     @property
@@ -101,7 +108,8 @@ class Lazy:
         if parts.whole is not None:
             return parts.whole
         with label("gather", self.name, use):
-            return gather_leaf(parts.shard, self.placement, self.casts)
+            shard = to_device(parts.shard) if parts.ready is None else parts.ready
+            return gather_leaf(shard, self.placement, self.casts)
 
     def scattered(self, grad: jax.Array, wire: Wire, use: str = "") -> jax.Array:
         """Sums the gradient of the gathered parameter over the mesh; each device keeps its shard, as it lasts."""

@@ -14,6 +14,7 @@ from jax.extend import core as jex_core
 from jax.extend.core import primitives
 
 from jzero import compat
+from jzero.gather.lazy import REPLAYABLE
 
 Function = Callable[[Sequence[jax.Array], Sequence[Any]], list[jax.Array]]
 """Of gathered parameters and other operands."""
@@ -63,13 +64,15 @@ class Pullback:
     recomputes: bool
 
 
-def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool) -> Pullback:
+def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool, n_gathered: int | None = None) -> Pullback:
     """The halves that JAX's own differentiation of `fn` gives.
 
     Args:
         fn: the function; a `jax.checkpoint` with a policy may be inside.
         operands: what it takes.
         recomputes: see `Pullback`.
+        n_gathered: how many of `operands.full` are gathered parameters, if not all. The others are values that the
+            backward half is given again; what merely rearranges them is not kept either.
     """
     movers = _Movers(fn, operands)
     n_full, n_others = len(operands.full), len(operands.others)
@@ -83,7 +86,9 @@ def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool) -> Pu
 
     program, out_shape = compat.trace(traced, list(operands.full), list(operands.others))
     outs = tuple(out_shape[0])
-    again = _follows_from(program, n_full)[len(outs) :]
+    n_gathered = n_full if n_gathered is None else n_gathered
+    sources = [_GATHERED] * n_gathered + [_AT_HAND] * (n_full - n_gathered) + [_UNKNOWN] * n_others
+    again = [source is not _UNKNOWN for source in _sources(program.jaxpr, sources)[len(outs) :]]
     remade, needs = compat.restrict(program, [False] * len(outs) + again)
     n_again = sum(again)
 
@@ -150,21 +155,23 @@ class _Movers:
         return list(grads[: len(self.full)]), list(grads[len(self.full) :])
 
 
-def _follows_from(program: Any, n_inputs: int) -> list[bool]:
-    """For each output of a jaxpr, whether its first `n_inputs` inputs alone determine it."""
-    jaxpr, _ = compat.subprogram(program)
-    return _propagate(jaxpr, [i < n_inputs for i in range(len(jaxpr.invars))])
+_UNKNOWN, _AT_HAND, _GATHERED = range(3)
+"""What a value follows from: data too, a rearranged value that is at hand, or gathered parameters alone."""
 
 
-def _propagate(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
-    known = dict(zip(jaxpr.invars, inputs, strict=True)) | dict.fromkeys(jaxpr.constvars, True)
-    read = lambda v: isinstance(v, jex_core.Literal) or known[v]
+def _sources(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+    """For each output of a jaxpr, what it follows from."""
+    known = dict(zip(jaxpr.invars, inputs, strict=True)) | dict.fromkeys(jaxpr.constvars, _GATHERED)
+    read = lambda v: _GATHERED if isinstance(v, jex_core.Literal) else known[v]
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
         if eqn.primitive is primitives.jit_p:
-            results = _propagate(compat.subprogram(eqn.params["jaxpr"]).jaxpr, operands)
+            results = _sources(compat.subprogram(eqn.params["jaxpr"]).jaxpr, operands)
         else:
-            results = [all(operands) and not eqn.effects] * len(eqn.outvars)
+            source = min(operands, default=_GATHERED)
+            rearranges = eqn.primitive.name in REPLAYABLE or eqn.primitive is primitives.convert_element_type_p
+            usable = not eqn.effects and (source is not _AT_HAND or rearranges)
+            results = [source if usable else _UNKNOWN] * len(eqn.outvars)
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.pullback import Pullback, is_inexact
+from jzero.offload.memory import to_host
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Unit:
         forms: what it gathers, in the order of first use.
         passed: leaves whose own arrays go in, to be sliced by a loop inside or because they are whole.
         pullback: its computation; the other operands are the passed arrays and then the data.
+        offloads: whether the data through which gradients flow waits for the backward pass in host memory.
     """
 
     name: str
     forms: tuple[Lazy, ...]
     passed: tuple[int, ...]
     pullback: Pullback
+    offloads: bool = False
 
     def travelling(self, *, backward: bool) -> tuple[Lazy, ...]:
         """What to gather in one pass: forms not gathered in advance, and in the backward pass only those it reads."""
@@ -106,14 +109,15 @@ def run_unit(
         arrays: the arrays of every parameter.
         links: what units before it have handed on; what it hands on is added.
         wire: how gradients travel.
-        tied: whether gathers wait for the unit's input. Inside a loop they must not, since the compiler could not move
-            them to the iteration before.
+        tied: whether gathers wait for the unit's input. Inside a loop nothing could start them earlier than its
+            iteration anyway.
 
     Returns:
         The results of its equation.
     """
     ahead, back, pullback = schedule.ahead, schedule.back, unit.pullback
     own = sorted({f.leaf for f in unit.forms})
+    hosted = {f.leaf for f in unit.forms if f.on_host}
     foreign = sorted({f.leaf for f in (*ahead.issue, *back.issue)} - set(own))
     # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
     # Its link runs from the later unit to the earlier one, so that no forward link between the two is the same.
@@ -121,6 +125,7 @@ def run_unit(
     given_back = [(f, number, receiver) for f, receiver in back.deliver]
     passed_tree = jax.tree.structure({leaf: arrays[leaf] for leaf in unit.passed})
     n_passed = passed_tree.num_leaves
+    on_host = [i for i in pullback.moving_others if i >= n_passed] if unit.offloads else []
 
     def forward(own_parts, foreign_parts, passed, data, arrived, _promises):
         parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
@@ -131,6 +136,12 @@ def run_unit(
         gathered |= {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
         gathered |= dict(zip([f for f, _ in ahead.arrive], arrived, strict=True))
         outs, kept = pullback.forward([gathered[f] for f in unit.forms], others)
+        if on_host:
+            # Or the compiler would put the copy off until the backward pass and hold the value on the device meanwhile.
+            # A loop copies in every iteration anyway, and XLA has no barrier for what it stacks in host memory.
+            away = [jax.device_put(kept[i], jax.memory.Space.Host) for i in on_host]
+            outs, away = barrier((outs, away)) if tied else (outs, away)
+            kept = _replaced(kept, on_host, away)
         delivered = [gathered[f] for f, _ in ahead.deliver]
         promised = [jnp.zeros(f.shape.shape, f.shape.dtype) for f, *_ in wanted_back]
         return (outs, delivered, promised), (
@@ -157,19 +168,20 @@ def run_unit(
         parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
         gathered = {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
         gathered |= dict(zip(_kept(unit, schedule), kept_full, strict=True))
-        gathered |= {f: x for (f, *_), x in zip(wanted_back, came_back, strict=True) if not _is_zero(x)}
+        gathered |= {f: x for (f, *_), x in zip(wanted_back, came_back, strict=True) if not is_zero(x)}
         needed = [f for f, n in zip(unit.forms, pullback.needs, strict=True) if n] + [f for f, _ in back.deliver]
         issue = list(dict.fromkeys([*back.issue, *(f for f in needed if f not in gathered)]))
-        has_gradient = not all(_is_zero(g) for g in grads_out)
-        grads_out = [_instantiated(g, s) for g, s in zip(grads_out, pullback.out_shapes, strict=True) if is_inexact(s)]
+        has_gradient = not all(is_zero(g) for g in grads_out)
+        grads_out = [instantiated(g, s) for g, s in zip(grads_out, pullback.out_shapes, strict=True) if is_inexact(s)]
 
         waiting = [parts[f.leaf] for f in issue]
         if tied and (waiting or pullback.recomputes):
             # Or the compiler would find what is gathered and computed here equal to the forward pass, and keep that.
             here = list(gathered.values())
-            kept, grads_out, here, waiting = _barrier((kept, grads_out, here, waiting))
+            kept, grads_out, here, waiting = barrier((kept, grads_out, here, waiting))
             gathered = dict(zip(gathered, here, strict=True))
         gathered |= {f: f.gathered(p, uses[f]) for f, p in zip(issue, waiting, strict=True)}
+        kept = _replaced(kept, on_host, [jax.device_put(kept[i], jax.memory.Space.Device) for i in on_host])
 
         grads_full: list[Any] = [None] * len(unit.forms)
         grads_others: list[Any] = [None] * (n_passed + len(data))
@@ -179,7 +191,7 @@ def run_unit(
             if tied and pullback.recomputes:
                 # The gradient of a bias is wanted at the end of the step only. The scheduler would compute it there and
                 # keep what it is the sum of; so nothing leaves before it is there.
-                moved_others = _barrier(moved_others)
+                moved_others = barrier(moved_others)
             for i, grad in zip(pullback.moving_full, moved, strict=True):
                 grads_full[i] = unit.forms[i].scattered(grad, wire, unit.name)
             for i, grad in zip(pullback.moving_others, moved_others, strict=True):
@@ -193,12 +205,11 @@ def run_unit(
         # Or the compiler would add up what the uses of one parameter leave behind before it is scattered, to scatter
         # once, and until then keep a whole gradient for each.
         if tied and schedule.settles:
-            grads_own, grads_others = _barrier((grads_own, grads_others))
+            grads_own, grads_others = barrier((grads_own, grads_others))
         elif tied:
-            grads_own = _barrier(grads_own)
-        else:
-            may_wait = _may_wait(unit)
-            grads_own = [g if leaf in may_wait else _barrier(g) for leaf, g in zip(own, grads_own, strict=True)]
+            grads_own = barrier(grads_own)
+        # Behind the barrier: in front of it, the compiler would not see that a loop collects them on the host.
+        grads_own = [jax.tree.map(to_host, g) if leaf in hosted else g for leaf, g in zip(own, grads_own, strict=True)]
         return (
             grads_own,
             None,
@@ -223,6 +234,12 @@ def run_unit(
     return outs if pullback.moving_full or pullback.moving_others else jax.lax.stop_gradient(outs)
 
 
+def _replaced(values: Sequence[Any], at: Sequence[int], by: Sequence[Any]) -> list[Any]:
+    """The values with some of them replaced."""
+    new = dict(zip(at, by, strict=True))
+    return [new.get(i, x) for i, x in enumerate(values)]
+
+
 def _kept(unit: Unit, schedule: Schedule) -> list[Lazy]:
     return [f for f in unit.forms if f in schedule.kept]
 
@@ -231,10 +248,10 @@ def _tie(operands: Any, shards: list[Parts], tied: bool) -> tuple[Any, list[Part
     """Makes shards wait for operands. Both pass through the barrier, for one whose result is unused is removed."""
     if not tied or not shards or not any(jnp.ndim(x) for x in jax.tree.leaves(operands)):
         return operands, shards
-    return _barrier((operands, shards))
+    return barrier((operands, shards))
 
 
-def _barrier(tree: Any) -> Any:
+def barrier(tree: Any) -> Any:
     """An optimisation barrier around all arrays that it can hold."""
     leaves, treedef = jax.tree.flatten(tree)
     plain = [i for i, x in enumerate(leaves) if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)]
@@ -243,25 +260,14 @@ def _barrier(tree: Any) -> Any:
     return treedef.unflatten(leaves)
 
 
-def _is_zero(cotangent: Any) -> bool:
+def is_zero(cotangent: Any) -> bool:
     return isinstance(cotangent, jax.custom_derivatives.SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
 
-def _instantiated(cotangent: Any, like: Any) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype) if _is_zero(cotangent) else cotangent
+def instantiated(cotangent: Any, like: Any) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype) if is_zero(cotangent) else cotangent
 
 
 def _sum(grads: list[jax.Array]) -> jax.Array | None:
     """The gradient of a leaf that one unit gathers in several forms; None if it gets none."""
     return functools.reduce(jnp.add, grads) if grads else None
-
-
-def _may_wait(unit: Unit) -> set[int]:
-    """The leaves whose gradients the compiler may scatter beside the next iteration of a loop.
-
-    It moves every scatter that it can, and carries each gradient whole into that iteration. Only the gradients that
-    come last have nothing of their own iteration left to run beside: those of the first matrix, by the order of things,
-    or of the last one, which schedulers like to put off. A barrier behind the others keeps them where they are.
-    """
-    matrices = [f.leaf for f in unit.forms if len(f.placement.shape) > 1]
-    return {*matrices[:1], *matrices[-1:]}

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jzero import compat
 from jzero.collectives import Wire
 from jzero.gather import gather_at_use, scanned_dims
 from jzero.layout import place_all
-from jzero.mesh import DATA_AXES, make_mesh
+from jzero.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.state import is_placement, pad, unpad
-from jzero.step import P, shard_over_data
 
 N = 8
 ROWS, D = 16, 24

@@ -10,18 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jzero import compat
-from jzero.collectives import Wire
+from jzero.collectives import Wire, gather_leaf
 from jzero.gather import Limits, gather_at_use, scanned_dims
 from jzero.layout import place_all
-from jzero.mesh import DATA_AXES, make_mesh
+from jzero.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.state import is_placement, pad, unpad
-from jzero.step import P, shard_over_data
 from tests.gather.test_gather import CASES, ROWS, D, N, collectives, normal
 
 QUICKLY = {"xla_backend_optimization_level": 0}
 BLOCK = 2 * D * D
+WIRE = Wire()
 NOTHING, EVERYTHING = Limits(0, 0, 0), Limits(10**9, 10**9, 10**9)
 LIMITS = {
     "nothing": NOTHING,
@@ -154,7 +155,9 @@ ELSEWHERE = [
 ]
 
 
-def on_eight_devices(fn, params, x, limits, *, trained=lambda name: True, around=lambda loss: loss):
+def on_eight_devices(
+    fn, params, x, limits, *, trained=lambda name: True, around=lambda loss: loss, wire=WIRE, in_advance=False
+):
     """Value, gradients of the trained leaves and further results of `fn`, which gives a loss and a dict.
 
     Only the trained leaves are differentiated, as in a training step. The last result makes the jaxpr of it all,
@@ -166,9 +169,12 @@ def on_eight_devices(fn, params, x, limits, *, trained=lambda name: True, around
     specs = jax.tree.map(lambda p: p.spec, placements, is_leaf=is_placement)
     mask = trainable(params, trained)
     none = jax.tree.map(lambda _: (), params)
-    loss = around(gather_at_use(fn, placements, Wire(), casts=none, trainable=mask, limits=limits))
 
     def local(params, x):
+        wholes = jax.tree.map(gather_leaf, params, placements) if in_advance else None
+        sharded_loss = gather_at_use(fn, placements, wire, casts=none, trainable=mask, limits=limits, wholes=wholes)
+        loss = around(sharded_loss)
+
         def of_trained(trained):
             return loss(join(trained, params, mask), x)
 

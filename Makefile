@@ -1,6 +1,8 @@
 # make demo     train a small GPT under ZeRO-3 on 8 simulated devices
 # make test     run the tests
+# make test-full  run them and those that take an hour
 # make check    lint, types and the examples in docstrings
+# make docs     write the tables of docs/configuration.md anew
 # make bench    measure steps on simulated devices, programs compiled for GPUs, and a GPU if there is one (hours)
 # make clean    remove what the above made
 #
@@ -13,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test test-full check docs bench install clean
 
 demo: $(INSTALLED)
 	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
@@ -21,16 +23,23 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
+test-full: $(INSTALLED)
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "full or not full"
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest jzero
 
+docs: $(INSTALLED)
+	$(BIN)/python -m jzero.config.reference docs/configuration.md
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py
 	$(BIN)/python benchmarks/gpu_program.py
 	$(BIN)/python benchmarks/compile_time.py
+	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/gpu_real.py
 
 install: $(INSTALLED)

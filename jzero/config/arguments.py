@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from jzero.config.scalars import Count, Fraction, NonNegative, Positive, Switch, Text, Whole, choice, is_auto
-from jzero.config.section import Section
+from jzero.config.hf_schedules import KWARGS, LrSchedulerType
+from jzero.config.scalars import Anything, Count, Fraction, NonNegative, Positive, Switch, Text, Whole, is_auto
+from jzero.config.section import Section, SectionType, build
 
 
 class TrainingArguments(Section):
@@ -22,7 +23,8 @@ class TrainingArguments(Section):
     gradient_accumulation_steps: Positive = 1
     num_train_epochs: NonNegative = 3.0
     max_steps: Whole = -1
-    lr_scheduler_type: Annotated[str, choice("linear", "cosine", "constant", "constant_with_warmup")] = "linear"
+    lr_scheduler_type: LrSchedulerType = "linear"
+    lr_scheduler_kwargs: Anything = None
     warmup_ratio: Fraction = 0.0
     warmup_steps: Count = 0
     weight_decay: NonNegative = 0.0
@@ -36,6 +38,19 @@ class TrainingArguments(Section):
     logging_steps: Positive = 500
     eval_steps: Positive | None = None
     save_steps: Positive = 500
+    save_total_limit: Positive | None = None
+
+    @classmethod
+    def subsection(cls, name: str, data: Mapping[str, Any]) -> SectionType | None:
+        """What a schedule takes follows from its type."""
+        return (
+            KWARGS.get(str(data.get("lr_scheduler_type", "linear")).lower()) if name == "lr_scheduler_kwargs" else None
+        )
+
+    @classmethod
+    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schedule that needs keyword arguments misses them even where there are none."""
+        return {**data, "lr_scheduler_kwargs": data.get("lr_scheduler_kwargs") or {}}
 
     @classmethod
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -44,6 +59,13 @@ class TrainingArguments(Section):
         yield from ((name, 'must be a value: "auto" belongs into the DeepSpeed part') for name in open_names)
         if values.get("fp16") and values.get("bf16"):
             yield "fp16", "and `bf16` are both true; choose one"
+
+    @property
+    def schedule_kwargs(self) -> Any:
+        """The keyword arguments of `lr_scheduler_type`, as its section of `jzero.config.hf_schedules`."""
+        given = self.lr_scheduler_kwargs
+        schema = KWARGS[self.lr_scheduler_type]
+        return given if isinstance(given, Section) else build(schema, given or {}, file="lr_scheduler_kwargs")
 
     def warmup_updates(self, num_training_steps: int) -> int:
         """Updates of the warm-up: `warmup_steps`, or `warmup_ratio` of the whole, rounded up."""

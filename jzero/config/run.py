@@ -9,9 +9,9 @@ import hjson
 
 from jzero.config.arguments import TrainingArguments
 from jzero.config.config import Config
-from jzero.config.load import read_object
+from jzero.config.load import read_object, read_source
 from jzero.config.scalars import Anything, Fraction, Positive, Texts, choice
-from jzero.config.section import Section, build
+from jzero.config.section import Section, Trace, build
 from jzero.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Run
 
     Args:
         path: A JSON or Hjson file with the parts `model`, `data`, `training_arguments` and `deepspeed`; the last may be
-            the path of a DeepSpeed JSON, relative to the run file.
+            the path of a DeepSpeed JSON or of Accelerate's file, relative to the run file.
         overrides: Assignments such as `"deepspeed.zero_optimization.stage=2"`, applied before anything is checked.
 
     Returns:
@@ -69,14 +69,13 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Run
         ConfigError: One sentence for each thing that is wrong.
     """
     file, data = str(path), read_object(path)
-    source = data.get("deepspeed")
-    deepspeed_file = f"{file}, deepspeed"
+    source, deepspeed_file, notes = data.get("deepspeed"), f"{file}, deepspeed", []
     if isinstance(source, str):
-        deepspeed_path = Path(path).parent / source
-        deepspeed_file, data["deepspeed"] = str(deepspeed_path), read_object(deepspeed_path)
+        data["deepspeed"], deepspeed_file, notes = read_source(Path(path).parent / source, deepspeed_file)
     data = apply_overrides(data, overrides)
-    run = build(RunConfig, data, file=file)
-    return run.model_copy(update={"deepspeed": Config.load(data["deepspeed"], file=deepspeed_file)})
+    trace = Trace(notes=notes)
+    run = build(RunConfig, data, file=file, trace=trace)
+    return run.model_copy(update={"deepspeed": Config.load(data["deepspeed"], file=deepspeed_file, notes=trace.notes)})
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -1,64 +1,67 @@
-"""`scheduler`: DeepSpeed's warm-up schedules and their parameters; `jzero.schedules` has the formulas."""
+"""`scheduler`: DeepSpeed's and torch's schedules by name, and what to use instead of the others."""
 
+import difflib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from jzero.config.scalars import Anything, Count, Fraction, NonNegative, Positive, Text, Whole, choice
+from jzero.config import deepspeed_schedules as d
+from jzero.config import torch_schedules as t
+from jzero.config.scalars import Anything, Text, shown
 from jzero.config.section import Section, SectionType
-from jzero.config.verdicts import honoured, refused
-
-WarmupType = Annotated[str, choice("log", "linear")]
-
-
-class _Warmup(Section):
-    warmup_num_steps: Count = honoured(1000, "updates until the maximum is reached; fewer than 2 count as 2")
-    warmup_type: WarmupType = honoured("log")
-    last_batch_iteration: Whole = refused(-1, "a checkpoint restores the position of the schedule")
-
-
-class WarmupParams(_Warmup):
-    """`scheduler.params` of WarmupLR."""
-
-    warmup_min_lr: NonNegative = honoured(0.0)
-    warmup_max_lr: NonNegative | None = honoured(None, "the optimizer's learning rate")
-
-
-class WarmupDecayParams(_Warmup):
-    """`scheduler.params` of WarmupDecayLR."""
-
-    total_num_steps: Positive
-    warmup_min_lr: NonNegative = honoured(0.0)
-    warmup_max_lr: NonNegative = honoured(1e-3, "not the optimizer's learning rate: DeepSpeed has a number here")
-
-
-class WarmupCosineParams(_Warmup):
-    """`scheduler.params` of WarmupCosineLR."""
-
-    total_num_steps: Positive
-    warmup_min_ratio: Fraction = honoured(0.0)
-    cos_min_ratio: Fraction = honoured(1e-4)
-
+from jzero.config.verdicts import honoured
 
 PARAMS: dict[str, SectionType] = {
-    "WarmupLR": WarmupParams,
-    "WarmupDecayLR": WarmupDecayParams,
-    "WarmupCosineLR": WarmupCosineParams,
+    "WarmupLR": d.WarmupParams,
+    "WarmupDecayLR": d.WarmupDecayParams,
+    "WarmupCosineLR": d.WarmupCosineParams,
+    "OneCycle": d.OneCycleParams,
+    "LRRangeTest": d.LRRangeTestParams,
+    "ConstantLR": t.ConstantParams,
+    "LinearLR": t.LinearParams,
+    "PolynomialLR": t.PolynomialParams,
+    "StepLR": t.StepParams,
+    "MultiStepLR": t.MultiStepParams,
+    "ExponentialLR": t.ExponentialParams,
+    "CosineAnnealingLR": t.CosineAnnealingParams,
+    "CosineAnnealingWarmRestarts": t.WarmRestartsParams,
+    "CyclicLR": t.CyclicParams,
+    "OneCycleLR": t.OneCycleLRParams,
 }
 
 INSTEAD: dict[str, str] = {
-    "OneCycle": "WarmupCosineLR or WarmupDecayLR",
-    "LRRangeTest": "a constant learning rate",
-    "CosineAnnealingLR": "WarmupCosineLR",
-    "LinearLR": "WarmupDecayLR",
-    "ConstantLR": "no scheduler section",
+    "ReduceLROnPlateau": "WarmupDecayLR, or chain optax.contrib.reduce_on_plateau behind an optimizer of your own",
+    "LambdaLR": "WarmupDecayLR or WarmupCosineLR, or pass an optax schedule to jzero.initialize",
+    "MultiplicativeLR": "ExponentialLR, or pass an optax schedule to jzero.initialize",
+    "SequentialLR": "OneCycleLR or WarmupCosineLR, or pass optax.join_schedules to jzero.initialize",
+    "ChainedScheduler": "WarmupDecayLR, or pass an optax schedule to jzero.initialize",
+    "SWALR": "LinearLR",
 }
+
+_NAMES = f"{', '.join(list(PARAMS)[:-1])} or {list(PARAMS)[-1]}"
 
 
 class SchedulerConfig(Section):
     """`scheduler`."""
 
-    type: Text | None = honoured(None, "WarmupLR, WarmupDecayLR or WarmupCosineLR")
-    params: WarmupParams | WarmupDecayParams | WarmupCosineParams | Anything = honoured(None)
+    type: Text | None = honoured(None, _NAMES)
+    params: (
+        d.WarmupParams
+        | d.WarmupDecayParams
+        | d.WarmupCosineParams
+        | d.OneCycleParams
+        | d.LRRangeTestParams
+        | t.ConstantParams
+        | t.LinearParams
+        | t.PolynomialParams
+        | t.StepParams
+        | t.MultiStepParams
+        | t.ExponentialParams
+        | t.CosineAnnealingParams
+        | t.WarmRestartsParams
+        | t.CyclicParams
+        | t.OneCycleLRParams
+        | Anything
+    ) = honoured(None, "of the type, by DeepSpeed's and torch's names")
 
     @classmethod
     def subsection(cls, name: str, data: Mapping[str, Any]) -> SectionType | None:
@@ -75,7 +78,8 @@ class SchedulerConfig(Section):
         """Names the types that exist, and the nearest one for those that do not exist here."""
         kind = values.get("type")
         if kind is None and values.get("params"):
-            yield "type", "is missing: one of WarmupLR, WarmupDecayLR, WarmupCosineLR"
+            yield "type", f"is missing: one of {', '.join(PARAMS)}"
         elif kind is not None and kind not in PARAMS:
-            advice = f"use {INSTEAD[kind]}" if kind in INSTEAD else "use WarmupLR, WarmupDecayLR or WarmupCosineLR"
-            yield "type", f"= {kind!r} is refused: {advice}, or pass an optax schedule to jzero.initialize"
+            close = difflib.get_close_matches(kind, PARAMS, n=1)
+            advice = INSTEAD.get(kind) or (close[0] if close else f"{_NAMES}, or pass an optax schedule to initialize")
+            yield "type", f"= {shown(kind)} is refused: use {advice}"

@@ -1,36 +1,28 @@
-"""The sections around training: rematerialisation, checkpoints, monitors, profilers, tuning, and what jzero leaves out.
+"""The sections around training: checkpoints, monitors, profilers, tuning, and what jzero leaves out.
 
 A section without verdicts of its own has the one of its field in `jzero.config.config.Config`.
 """
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from jzero.config.scalars import Anything, Count, Positive, Real, Switch, Text, Texts, choice
+from jzero.config.scalars import Anything, Count, Positive, Real, Sizes, Switch, Text, Texts, choice, is_auto
 from jzero.config.section import Section
-from jzero.config.verdicts import no_effect, refused
-
-
-class ActivationCheckpointing(Section):
-    """`activation_checkpointing`."""
-
-    partition_activations: Switch = False
-    number_checkpoints: Count | None = None
-    contiguous_memory_optimization: Switch = False
-    synchronize_checkpoint_boundary: Switch = False
-    profile: Switch = False
-    cpu_checkpointing: Switch = False
+from jzero.config.verdicts import honoured, no_effect, refused, translated
 
 
 class Aio(Section):
     """`aio`."""
 
-    block_size: Positive = 1048576
-    queue_depth: Positive = 8
-    intra_op_parallelism: Positive = 1
+    unchecked = True
+
+    block_size: Positive = honoured(1048576, "bytes of one request to the disk, rounded up to a multiple of 4096")
+    queue_depth: Positive = translated(8, "so many threads, each with one request, for each of `intra_op_parallelism`")
+    intra_op_parallelism: Positive = translated(1, "multiplies `queue_depth`")
     thread_count: Positive = no_effect(1, "DeepSpeed's documentation calls intra_op_parallelism so")
-    single_submit: Switch = False
-    overlap_events: Switch = True
-    use_gds: Switch = False
+    single_submit: Switch = no_effect(False, "requests are made one by one, by threads")
+    overlap_events: Switch = no_effect(True, "requests are made one by one, by threads")
+    use_gds: Switch = no_effect(False, "state goes to host memory, where it is updated")
 
 
 class ParallelWrite(Section):
@@ -54,11 +46,13 @@ class Writer(Section):
 class Checkpoint(Section):
     """`checkpoint`."""
 
+    unchecked = True
+
     tag_validation: Annotated[str, choice("Ignore", "Warn", "Fail")] = no_effect(
         "Warn", "one process names the checkpoint"
     )
     load_universal: Switch = no_effect(False, "a checkpoint holds whole arrays")
-    use_node_local_storage: Switch = refused(False, "the processes of a run write into one shared directory")
+    use_node_local_storage: Switch = no_effect(False, "all processes write into one folder")
     parallel_write: ParallelWrite | None = no_effect(None, "every process writes its own shards")
     checkpoint_serialization: Switch = no_effect(True, "Orbax writes the arrays")
     writer: Writer | None = no_effect(None, "Orbax writes the arrays")
@@ -66,6 +60,8 @@ class Checkpoint(Section):
 
 class FlopsProfiler(Section):
     """`flops_profiler`."""
+
+    unchecked = True
 
     enabled: Switch = False
     recompute_fwd_factor: Real = 0.0
@@ -89,9 +85,9 @@ class CommsLogger(Section):
 class Monitor(Section):
     """`tensorboard` and `csv_monitor`."""
 
-    enabled: Switch = False
-    output_path: Text = ""
-    job_name: Text = "DeepSpeedJobName"
+    enabled: Switch = honoured(False, "figures of every step and every evaluation are written, over the samples seen")
+    output_path: Text = honoured("", "the folder; one of the section's name in the run's output_dir when empty")
+    job_name: Text = honoured("DeepSpeedJobName", "the folder inside it")
 
 
 class Wandb(Section):
@@ -142,6 +138,8 @@ class ModelInfo(Section):
 class Autotuning(Section):
     """`autotuning`."""
 
+    unchecked = True
+
     enabled: Switch = False
     fast: Switch = True
     results_dir: Text = "autotuning_results"
@@ -168,21 +166,36 @@ class Autotuning(Section):
 class Elasticity(Section):
     """`elasticity`."""
 
-    enabled: Switch = False
-    max_train_batch_size: Positive = 2000
-    micro_batch_sizes: tuple[int, ...] = (2, 4, 6)
-    min_gpus: Positive = 1
-    max_gpus: Positive = 10000
-    num_gpus_per_node: Positive = 1
-    model_parallel_size: Positive = 1
-    min_time: Count = 0
-    prefer_larger_batch: Switch = True
-    ignore_non_elastic_batch_info: Switch = False
-    version: Anything = 0.2
+    enabled: Switch = honoured(False, "the section decides the batch sizes")
+    max_train_batch_size: Positive = honoured(2000, "samples per optimizer step, at most")
+    micro_batch_sizes: Sizes = honoured((2, 4, 6), "sizes that a micro-batch may have")
+    min_gpus: Positive = honoured(1, "the batch size is to fit this many devices and more")
+    max_gpus: Positive = honoured(10000, "the batch size is to fit up to this many devices")
+    num_gpus_per_node: Positive = honoured(1, "version 0.2 counts nodes of so many devices")
+    model_parallel_size: Positive = honoured(1, "1; others are refused")
+    min_time: Count = no_effect(0, "no job scheduler is told how long a run takes")
+    prefer_larger_batch: Switch = honoured(True, "of batches that fit as many devices the larger one")
+    prefer_large_batch: Switch = no_effect(True, "DeepSpeed's documentation calls prefer_larger_batch so")
+    ignore_non_elastic_batch_info: Switch = honoured(False, "batch sizes beside the section are no error")
+    version: Real = honoured(0.2, "0.1 takes devices one by one, 0.2 whole nodes")
+
+    @classmethod
+    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The two versions that there are, without model parallelism."""
+        yield from ((name, 'must be a value, got "auto"') for name, value in values.items() if is_auto(value))
+        low, high = values.get("min_gpus", 1), values.get("max_gpus", 10000)
+        if values.get("version", 0.2) not in (0.1, 0.2):
+            yield "version", f"must be 0.1 or 0.2, got {values['version']!r}"
+        if values.get("enabled") is True and values.get("model_parallel_size", 1) != 1:
+            yield "model_parallel_size", "is refused: this version has no model parallelism from the file; set it to 1"
+        if not is_auto(low) and not is_auto(high) and low > high:
+            yield "min_gpus", "is above `max_gpus`"
 
 
 class Pipeline(Section):
     """`pipeline`."""
+
+    unchecked = True
 
     stages: Anything = "auto"
     partition: Text = "best"
@@ -192,24 +205,34 @@ class Pipeline(Section):
     grad_partitioned: Switch = True
 
 
+_ONE = "this version has no tensor parallelism from the file; use 1 and pass a mesh with a `tensor` axis"
+
+
 class TensorParallelSize(Section):
     """`tensor_parallel.tp`."""
 
-    tp_size: Positive = 1
-    tp_grain_size: Positive = 1
-    mpu: Anything = None
-    tp_group: Anything = None
+    tp_size: Positive = refused(1, _ONE)
+    tp_grain_size: Positive = no_effect(1, "nothing is divided")
+    mpu: Anything = no_effect(None, "the mesh says who works together")
+    tp_group: Anything = no_effect(None, "the mesh says who works together")
 
 
 class TensorParallel(Section):
     """`tensor_parallel`."""
 
-    autotp_size: Count = 0
+    autotp_size: Count = honoured(0, "0 or 1: nothing is divided")
     dtype: Anything = no_effect("fp16", "fp16.enabled and bf16.enabled choose the compute dtype")
     tp_overlap_comm: Switch = no_effect(False, "XLA's scheduler overlaps collectives with compute")
-    preset_model: Text | None = None
-    partition_config: Anything = None
-    tp: TensorParallelSize | None = None
+    preset_model: Text | None = no_effect(None, "nothing is divided")
+    partition_config: Anything = no_effect(None, "nothing is divided")
+    tp: TensorParallelSize | None = honoured(None)
+
+    @classmethod
+    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Sizes of 1 say that there is none."""
+        size = values.get("autotp_size", 0)
+        if isinstance(size, int) and size > 1:
+            yield "autotp_size", f"= {size} is refused: {_ONE}"
 
 
 class ExpertParallel(Section):
@@ -223,7 +246,7 @@ class ExpertParallel(Section):
 class Compile(Section):
     """`compile`."""
 
-    deepcompile: Switch = refused(False, "every step is compiled by XLA already; remove the key")
+    deepcompile: Switch = False
     free_activation: Switch = False
     free_activation_threshold: Count = 10 * 2**20
     offload_activation: Switch = False

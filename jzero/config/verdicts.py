@@ -46,16 +46,16 @@ no_effect = _declare("no effect here")
 refused = _declare("refused")
 
 
-_HONOURED = Verdict("honoured")
+HONOURED = Verdict("honoured")
 
 
-def verdict(field: FieldInfo, around: Verdict = _HONOURED) -> Verdict:
+def verdict(field: FieldInfo, around: Verdict = HONOURED) -> Verdict:
     """The verdict of a field, or the one of the section around it."""
     extra = field.json_schema_extra
     return Verdict(cast(Kind, extra["verdict"]), field.description or "") if isinstance(extra, dict) else around
 
 
-def given_keys(section: BaseModel, path: str = "", around: Verdict = _HONOURED) -> Iterator[Given]:
+def given_keys(section: BaseModel, path: str = "", around: Verdict = HONOURED) -> Iterator[Given]:
     """Yields every key that was written in a section, outer keys before inner ones.
 
     Args:
@@ -84,7 +84,9 @@ def switched_on(value: Any, default: Any) -> bool:
             return value.enabled is True  # type: ignore[attr-defined]
         return any(switched_on(getattr(value, name), fields[name].default) for name in value.model_fields_set)
     if isinstance(value, Mapping):
-        switches = list(_switches(value))
+        switches = list(_switches({key: inner for key, inner in value.items() if key != "enabled"}))
+        if "enabled" in value:  # what is on as a whole may have all of its parts off
+            return value["enabled"] not in (False, "false", "auto") and (any(switches) or not switches)
         return any(switches) if switches else bool(value)
     return value != default and value is not None and value != "auto"
 
@@ -92,7 +94,7 @@ def switched_on(value: Any, default: Any) -> bool:
 def _switches(mapping: Mapping[str, Any]) -> Iterator[bool]:
     for key, value in mapping.items():
         if key == "enabled":
-            yield value not in (False, "auto")
+            yield value not in (False, "false", "auto")
         elif isinstance(value, Mapping):
             yield from _switches(value)
 

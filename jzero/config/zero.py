@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from jzero.config.scalars import Anything, Count, Fraction, Positive, Stage, Switch, Text, Texts, Whole, choice
-from jzero.config.section import Section
+from jzero.config.section import Mapped, Section
 from jzero.config.verdicts import honoured, no_effect, refused, translated
 
 _DEPRECATED = {
@@ -30,14 +30,18 @@ _PREFIXED = (
 Device = Annotated[str, choice("none", "cpu", "nvme")]
 
 _BUCKETS = "XLA combines gradients up to reduce_bucket_size"
-_UNQUANTISED = "this version gathers in the compute dtype; remove the key"
-_ON_DEVICE = 'this version keeps all state on the devices; use "none", and more devices or stage 3 to save memory'
+_UNQUANTISED = "parameters are gathered in the compute dtype, unquantised"
+_PIPELINED = "`nvme`: it always reads ahead and writes behind, within `buffer_count` sub-groups"
 
 
 class OffloadParam(Section):
     """`zero_optimization.offload_param`."""
 
-    device: Device = honoured("none", "without effect below stage 3, refused at stage 3 unless none")
+    device: Device = honoured(
+        "none",
+        "stage 3: frozen parameters live in host memory, trained ones where `offload_optimizer` puts them; each use "
+        "fetches its own, and gradients go to the host",
+    )
     nvme_path: Text | None = no_effect(None, "nothing is kept on NVMe")
     buffer_count: Count = no_effect(5, "nothing is kept on NVMe")
     buffer_size: Count = no_effect(100_000_000, "nothing is kept on NVMe")
@@ -48,17 +52,25 @@ class OffloadParam(Section):
 class OffloadOptimizer(Section):
     """`zero_optimization.offload_optimizer`."""
 
-    device: Device = honoured("none", "without effect at stage 0, refused at the others unless none")
-    nvme_path: Text | None = no_effect(None, "nothing is kept on NVMe")
-    buffer_count: Count = no_effect(4, "nothing is kept on NVMe")
+    device: Device = honoured(
+        "none",
+        "where the master copy and the moments live: `cpu`, stages 1 to 3: in host memory, and pass through the device "
+        "in pieces; `nvme`, stage 3: in files, which each step reads, updates on the CPU, and writes",
+    )
+    nvme_path: Text | None = honoured(
+        None,
+        "`nvme`: a folder on a disk of each host, for one run; it takes twice the state, so that a step is applied "
+        "wholly or not at all",
+    )
+    buffer_count: Count = translated(4, "`nvme`: sub-groups in memory, read, updated or written; at least one")
     pin_memory: Switch = no_effect(True, "JAX pins the host memory that it uses")
-    pipeline_read: Switch = no_effect(False, "nothing is kept on NVMe")
-    pipeline_write: Switch = no_effect(False, "nothing is kept on NVMe")
-    pipeline: Switch = no_effect(False, "nothing is kept on NVMe")
-    fast_init: Switch = no_effect(False, "nothing is kept on NVMe")
-    ratio: Fraction = no_effect(1.0, "nothing is offloaded")
-    super_offload: Switch = refused(False, _ON_DEVICE)
-    cpuadam_cores_perc: Fraction = no_effect(0.8, "the update runs on the devices")
+    pipeline_read: Switch = no_effect(False, _PIPELINED)
+    pipeline_write: Switch = no_effect(False, _PIPELINED)
+    pipeline: Switch = no_effect(False, _PIPELINED)
+    fast_init: Switch = no_effect(False, "`nvme`: new state is made and written in chunks as it is")
+    ratio: Fraction = honoured(1.0, "the share of the parameters whose state is offloaded, the largest first")
+    super_offload: Switch = no_effect(False, "it schedules the offloaded update, and gives the same numbers")
+    cpuadam_cores_perc: Fraction = no_effect(0.8, "`cpu`: the update runs on the devices; `nvme`: on XLA's threads")
 
 
 class Zenflow(Section):
@@ -126,7 +138,9 @@ class ZeroConfig(Section):
     )
     load_from_fp32_weights: Switch = no_effect(True, "checkpoints hold the fp32 master copy")
     elastic_checkpoint: Switch = no_effect(False, "a checkpoint holds whole arrays")
-    sub_group_size: Count = no_effect(1_000_000_000, "the update is one fused program")
+    sub_group_size: Count = honoured(
+        1_000_000_000, "offloading: elements of a parameter that the update has on a device at once, up to 2^24"
+    )
     stage3_model_persistence_threshold: Count = no_effect(2**63 - 1, "stage3_param_persistence_threshold alone decides")
     stage3_gather_16bit_weights_on_model_save: Switch = no_effect(False, "a checkpoint holds whole arrays")
     stage3_module_granularity_threshold: Count = no_effect(0, "parameters are gathered where they are used")
@@ -141,21 +155,24 @@ class ZeroConfig(Section):
     override_module_apply: Switch = no_effect(True, "modules are initialised sharded under jit")
     log_trace_cache_warnings: Switch = no_effect(False, "there is no trace cache")
     enable_sanity_checks: Switch = no_effect(False, "shapes and placements are checked when the step is compiled")
-    save_muon_momentum_buffer_in_memory: Switch = no_effect(False, "there is no Muon in this version")
+    save_muon_momentum_buffer_in_memory: Switch = no_effect(False, "momentum lies where the stage puts all state")
     leaf_module: LeafModule | None = no_effect(None, "parameters are gathered where they are used")
 
+    cpu_offload_use_pin_memory: Switch | None = no_effect(None, "DeepSpeed no longer reads it; JAX pins what it uses")
     offload_param: OffloadParam | None = honoured(None)
     offload_optimizer: OffloadOptimizer | None = honoured(None)
-    zero_hpz_partition_size: Count = refused(1, "this version has no second shard group; remove the key")
-    zero_quantized_weights: Switch = refused(False, _UNQUANTISED)
-    zero_quantized_nontrainable_weights: Switch = refused(
-        False, "this version gathers in the compute dtype; remove the key"
+    mics_shard_size: Whole = translated(
+        -1, "stage 3: devices that share one copy of the state, the `shard` axis of the mesh that jzero makes"
     )
-    zero_quantized_gradients: Switch = refused(False, "this version reduces unquantised; use communication_data_type")
-    zeropp_loco_param: Loco | None = refused(None, "this version reduces unquantised; remove the section")
-    mics_shard_size: Whole = refused(-1, "this version shards over all data devices; remove the key")
-    mics_hierarchical_params_gather: Switch = refused(False, "this version has no MiCS; remove the key")
-    zenflow: Zenflow | None = refused(None, "this version has no ZenFlow; remove the section")
+    zero_hpz_partition_size: Count = no_effect(1, "the backward pass gathers from all shards, with the same numbers")
+    zero_quantized_weights: Switch = no_effect(False, _UNQUANTISED)
+    zero_quantized_nontrainable_weights: Switch = no_effect(False, _UNQUANTISED)
+    zero_quantized_gradients: Switch = no_effect(
+        False, "gradients travel unquantised; communication_data_type makes them smaller"
+    )
+    zeropp_loco_param: Loco | None = no_effect(None, "gradients travel unquantised")
+    mics_hierarchical_params_gather: Switch = no_effect(False, "each shard group gathers in one collective")
+    zenflow: Zenflow | None = no_effect(None, "every update waits for all of its gradients, which ZenFlow approximates")
     legacy_stage1: Switch = refused(False, "DeepSpeed removed it; stage 1 is the one implementation")
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -163,6 +180,30 @@ class ZeroConfig(Section):
         "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
         "gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
     }
+    synonyms: ClassVar[Mapping[str, str]] = _DEPRECATED
+    deprecated: ClassVar[frozenset[str]] = frozenset(
+        {"stage3_gather_fp16_weights_on_model_save", "gather_fp16_weights_on_model_save"}
+    )
+
+    @property
+    def shard_group(self) -> int | None:
+        """How many devices share one copy of the state, if `mics_shard_size` says so; None for all of them."""
+        return self.mics_shard_size if self.stage == 3 and self.mics_shard_size > 0 else None
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the stage has state to offload, and `offload_optimizer` says to."""
+        return self.stage > 0 and self.offload_optimizer is not None and self.offload_optimizer.device != "none"
+
+    @property
+    def swaps_optimizer(self) -> bool:
+        """Whether it says to offload to files."""
+        return self.stage == 3 and self.offload_optimizer is not None and self.offload_optimizer.device == "nvme"
+
+    @property
+    def offloads_params(self) -> bool:
+        """The same of `offload_param`."""
+        return self.stage == 3 and self.offload_param is not None and self.offload_param.device == "cpu"
 
     @property
     def overlaps_comm(self) -> bool:
@@ -171,19 +212,42 @@ class ZeroConfig(Section):
 
     @classmethod
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Offloading is refused where DeepSpeed would do it, and without effect where DeepSpeed ignores it."""
-        stage = values.get("stage", 0)
-        for name, first_stage in (("offload_optimizer", 1), ("offload_param", 3)):
-            section = values.get(name)
-            if section and section.device in ("cpu", "nvme") and stage >= first_stage:
-                yield f"{name}.device", f"= {section.device!r} is refused: {_ON_DEVICE}"
+        """NVMe is for the optimizer at stage 3, as a whole; MiCS groups have at least one device."""
+        stage, optimizer, params = (values.get(name) for name in ("stage", "offload_optimizer", "offload_param"))
+        if params and params.device == "nvme" and stage == 3:
+            yield "offload_param.device", "= 'nvme' is refused: only the optimizer goes to NVMe; use \"cpu\""
+        if optimizer and optimizer.device == "nvme" and stage:
+            if stage < 3:
+                yield "offload_optimizer.device", "= 'nvme' is refused: it is for stage 3, as in DeepSpeed; use \"cpu\""
+            elif not optimizer.nvme_path:
+                yield "offload_optimizer.nvme_path", "is missing: with `device` = 'nvme' it names a folder on a disk"
+            elif params and params.device == "cpu":
+                yield (
+                    "offload_param.device",
+                    "= 'cpu' is refused with `offload_optimizer.device` = 'nvme', which keeps the 16-bit parameters on "
+                    "the devices; remove one of them",
+                )
+            elif optimizer.ratio != 1:
+                yield (
+                    "offload_optimizer.ratio",
+                    f"= {optimizer.ratio} is refused with `device` = 'nvme', where a share on the devices would be "
+                    'written in every step too; remove it, or use "cpu"',
+                )
+        group = values.get("mics_shard_size", -1)
+        if isinstance(group, int) and group != -1 and group < 1:
+            yield "mics_shard_size", f"must be a number of devices, or -1 for all, got {group}"
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Maps the deprecated `cpu_offload*` keys onto the offload sections."""
-        data = dict(data)
-        pin = data.pop("cpu_offload_use_pin_memory", None)
+    def modernise(cls, data: dict[str, Any]) -> Iterator[Mapped]:
+        """`cpu_offload` and its like became sections."""
         for name, section in _DEPRECATED.items():
-            if data.pop(name, False) in (True, "true") and not data.get(section):
-                data[section] = {"device": "cpu"} | ({} if pin is None else {"pin_memory": pin})
-        return data
+            if name not in data or data.get(section) is not None:
+                continue  # both together are an error, in DeepSpeed too
+            value = data[name]
+            if isinstance(value, Mapping) and name == "cpu_offload_param":  # which could be a section
+                data[section] = data.pop(name)
+                yield Mapped(section, value, name, value)
+            elif value in (True, "true", False, "false", "auto"):
+                device = "cpu" if data.pop(name) in (True, "true") else "none"
+                data[section] = {"device": device}
+                yield Mapped(f"{section}.device", device, name, value)

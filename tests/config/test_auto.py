@@ -147,16 +147,76 @@ def test_open_autos_are_listed_together():
     assert "reduce_bucket_size" not in text  # changes no result, so jzero's own size is as good
 
 
-def test_an_auto_that_hugging_face_does_not_know():
+def test_an_auto_that_nothing_fills_is_the_default_as_in_deepspeed():
     file = {
         "train_batch_size": 8,
+        "data_parallel_size": "auto",
         "fp16": {"initial_scale_power": "auto"},
-        "zero_optimization": {"allgather_bucket_size": "auto", "reduce_bucket_size": "auto"},
+        "zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto", "offload_param": {"device": "auto"}},
     }
-    with pytest.raises(
-        ConfigError, match=r"`fp16.initial_scale_power` \(has no counterpart in training_arguments\); give values"
-    ):
+    resolved = Config.load(file).resolve(world=8)
+    zero = resolved.zero_optimization
+    assert (resolved.fp16.initial_scale_power, zero.stage3_max_live_parameters) == (16, 1_000_000_000)
+    assert (zero.offload_param.device, resolved.data_parallel_size) == ("none", None)
+    assert resolved.notes == [
+        '`data_parallel_size` = "auto" is filled by nothing: its default, None, holds',
+        '`fp16.initial_scale_power` = "auto" is filled by nothing: its default, 16, holds',
+        "`zero_optimization.offload_param.device` = \"auto\" is filled by nothing: its default, 'none', holds",
+        '`zero_optimization.stage3_max_live_parameters` = "auto" is filled by nothing: its default, 1000000000, holds',
+    ]
+
+
+def test_an_auto_that_deepspeed_could_not_train_with_must_be_filled():
+    file = {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"momentum": "auto"}}}
+    with pytest.raises(ConfigError, match=r"`optimizer.params.momentum` \(has no counterpart in training_arguments\)"):
         Config.load(file).resolve(world=8, training_arguments=TrainingArguments())
+
+
+@pytest.mark.parametrize(("auto", "true"), [("fp16", "bf16"), ("bf16", "fp16")])
+def test_an_auto_beside_the_other_16_bits_is_false(auto, true):
+    file = {"train_batch_size": 8, auto: {"enabled": "auto"}, true: {"enabled": True}}
+    resolved = Config.load(file).resolve(world=8)
+    assert resolved.precision == true
+    assert resolved.notes == [f'`{auto}.enabled` = "auto" is read as false, because `{true}.enabled` is true']
+    assert Config.load(file).resolve(world=8, training_arguments=TrainingArguments()).precision == true
+    with pytest.raises(ConfigError, match=r"`fp16.enabled` and `bf16.enabled` are both true"):
+        Config.load(file).resolve(world=8, training_arguments=TrainingArguments(**{auto: True}))
+
+
+def test_a_total_that_somebody_chose_wins_over_a_default_of_the_arguments():
+    file = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    assert (
+        Config.load(file).resolve(world=8, training_arguments=TrainingArguments()).train_micro_batch_size_per_gpu == 2
+    )
+    with pytest.raises(ConfigError, match="do not fit 8 data shards"):
+        Config.load(file).resolve(world=8, training_arguments=TrainingArguments(per_device_train_batch_size=8))
+
+
+def test_accumulation_alone_is_completed_by_the_arguments():
+    config = Config.load({"gradient_accumulation_steps": 3})
+    assert config.resolve(world=2, training_arguments=TrainingArguments()).train_batch_size == 48
+
+
+def test_the_hidden_size_is_only_asked_for_where_a_size_needs_it():
+    asked = []
+
+    def hidden():
+        asked.append(1)
+        return 32
+
+    sizes = {"reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    for stage, zero, expected in (
+        (2, sizes, 1),
+        (3, sizes, 1),
+        (3, {}, 0),
+        (2, {"stage3_prefetch_bucket_size": "auto"}, 0),
+    ):
+        asked.clear()
+        config = Config.load({"train_batch_size": 8, "zero_optimization": {"stage": stage, **zero}})
+        resolved = config.resolve(world=8, hidden_size=hidden).zero_optimization
+        assert len(asked) == expected
+        assert resolved.reduce_bucket_size == (1024 if zero is sizes else None)
+        assert resolved.stage3_param_persistence_threshold == (320 if zero is sizes and stage == 3 else 100_000)
 
 
 def test_a_bucket_that_nobody_sizes_is_left_to_jzero():

@@ -1,13 +1,9 @@
 """Loading a DeepSpeed JSON: what is accepted, and the sentence for what is not."""
 
-import contextlib
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jzero.config import Config
-from jzero.config.section import Section, key_paths, sections_of
+from jzero.config.section import Section, sections_of
 from jzero.config.verdicts import verdict
 from jzero.errors import ConfigError
 
@@ -29,15 +25,6 @@ def test_an_empty_configuration_has_deepspeeds_defaults():
     fp16 = config.fp16
     assert (fp16.loss_scale, fp16.initial_scale_power, fp16.loss_scale_window, fp16.hysteresis) == (0, 16, 1000, 2)
     assert (fp16.min_loss_scale, fp16.consecutive_hysteresis) == (1, False)
-
-
-def test_a_file_may_have_comments_and_trailing_commas(tmp_path):
-    path = tmp_path / "ds.json"
-    path.write_text('{\n  // sizes\n  "train_batch_size": 16,  # samples\n  "bf16": {"enabled": true,},\n}\n')
-    for source in (path, str(path), path.read_text(), {"train_batch_size": 16, "bf16": {"enabled": True}}):
-        config = Config.load(source)
-        assert (config.train_batch_size, config.precision) == (16, "bf16")
-    assert Config.load(config) is config
 
 
 def test_a_configuration_is_frozen():
@@ -99,13 +86,22 @@ def test_deprecated_spellings():
     assert Config.load({"bfloat16": {"enabled": True}}).precision == "bf16"
     assert Config.load({"zero_optimization": True}).zero_optimization.stage == 1
     assert Config.load({"zero_optimization": False}).zero_optimization.stage == 0
-    assert (
-        Config.load({"zero_optimization": {"stage": 2, "cpu_offload": False}}).zero_optimization.offload_optimizer
-        is None
-    )
-    assert "`zero_optimization.offload_optimizer.device`" in message(
-        {"zero_optimization": {"stage": 2, "cpu_offload": True}}
-    )
+    for off in (False, "auto"):
+        zero = Config.load({"zero_optimization": {"stage": 2, "cpu_offload": off}}).zero_optimization
+        assert zero.offload_optimizer.device == "none"
+    zero = Config.load(
+        {"zero_optimization": {"stage": 3, "cpu_offload": True, "cpu_offload_param": "true"}}
+    ).zero_optimization
+    assert zero.offload_optimizer.device == zero.offload_param.device == "cpu"
+    section = {"device": "cpu", "max_in_cpu": 7}
+    zero = Config.load({"zero_optimization": {"stage": 3, "cpu_offload_param": section}}).zero_optimization
+    assert (zero.offload_param.device, zero.offload_param.max_in_cpu) == ("cpu", 7)
+
+
+@pytest.mark.parametrize("never", ["inf", "Infinity", float("inf"), "auto", None])
+def test_steps_per_print_may_be_never(never):
+    config = Config.load({"train_batch_size": 8, "steps_per_print": never}).resolve(world=8)
+    assert config.steps_per_print is None
 
 
 def test_null_is_the_same_as_not_given():
@@ -124,7 +120,28 @@ def test_null_is_the_same_as_not_given():
             "`zero_optimization.stage3_param_persitance_threshold`; did you mean `stage3_param_persistence_threshold`?",
         ),
         ({"zero_optimization": {"offload_param": {"pin_memmory": True}}}, "did you mean `pin_memory`?"),
-        ({"fp16": {"enabled ": True}}, "unknown key `fp16.enabled `; did you mean `enabled`?"),
+        ({"zero_optimization": {"cpu_offload": "cpu"}}, "`zero_optimization.cpu_offload`; did you mean `offload_optim"),
+        (
+            {"zero_optimization": {"cpu_offload": True, "offload_optimizer": {"device": "none"}}},
+            "`zero_optimization.cpu_offload`; `offload_optimizer` says it already: keep that one",
+        ),
+        ({"fp16": {"initial_loss_scale": 3}}, "`fp16.initial_loss_scale`; did you mean `initial_scale_power`?"),
+        ({"moe": {"enabled": True}}, "unknown key `moe`; no known key resembles it"),
+        ({None: 1}, "unknown key `None`; no known key resembles it"),
+        ({"compile": {"enabled": True}}, "unknown key `compile.enabled`; no known key resembles it"),
+        ({"learning_rate": 1e-3}, "unknown key `learning_rate`; did you mean `optimizer.params.lr`?"),
+        ({"gradient_checkpointing": True}, "unknown key `gradient_checkpointing`; did you mean `jzero.remat`?"),
+        (
+            {"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 9, "warmup_max_lr": 1e-3}}},
+            "unknown key `scheduler.params.warmup_max_lr`; did you mean `optimizer.params.lr`?",
+        ),
+        (
+            {"activation_checkpointing": {"cpu_checkpoint": True}},
+            "unknown key `activation_checkpointing.cpu_checkpoint`; did you mean `cpu_checkpointing`?",
+        ),
+        ({"aio": {"overlap_comm": True}}, "unknown key `aio.overlap_comm`; it belongs under `zero_optimization`"),
+        ({"zero_optimization": {"grad_hooks": True}}, "unknown key `zero_optimization.grad_hooks`; no known key"),
+        ({"tensor_parallel": {"enabled": True}}, "unknown key `tensor_parallel.enabled`; known here: autotp_size,"),
         (
             {"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}},
             "unknown key `optimizer.params.learning_rate`",
@@ -136,9 +153,10 @@ def test_null_is_the_same_as_not_given():
         ({"bf16": {"loss_scale": 0}}, "unknown key `bf16.loss_scale`; it belongs under `fp16`"),
         (
             {"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}},
-            "unknown key `optimizer.params.betas`; known here: lr,",
+            "unknown key `optimizer.params.betas`; ",
         ),
         ({"stage": 3}, "unknown key `stage`; it belongs under `zero_optimization`"),
+        ({"fp16": {"enabled": True, "enabled ": False}}, "unknown key `fp16.enabled `; did you mean `enabled`?"),
         ({"fp16": {"gradient_clipping": 1}}, "unknown key `fp16.gradient_clipping`; it belongs at the top level"),
     ],
 )
@@ -165,7 +183,7 @@ def test_unknown_keys_point_to_the_nearest_known_one(wrong, sentence):
         ),
         (
             {"fp16": {"enabled": True, "min_loss_scale": 0}},
-            "`fp16.min_loss_scale` must be at least 1 when the loss scale",
+            "`fp16.min_loss_scale` must be a number above 0",
         ),
         ({"communication_data_type": "int8"}, "`communication_data_type` must be one of fp32, fp16, bf16, got 'int8'"),
         (
@@ -181,7 +199,11 @@ def test_unknown_keys_point_to_the_nearest_known_one(wrong, sentence):
             {"prescale_gradients": True, "gradient_predivide_factor": 4},
             "`prescale_gradients` and `gradient_predivide_factor` both divide gradients; keep one of them",
         ),
-        ({"optimizer": {"params": {}}}, "`optimizer.type` is missing: one of Adam, AdamW, SGD, Lion"),
+        ({"optimizer": {"params": {}}}, "`optimizer.type` is missing: one of Adam, AdamW,"),
+        ({"fp16": {"enabled": True, "hysteresis": 0}}, "`fp16.hysteresis` must be a whole number at least 1 when the"),
+        ({"bf16": True}, '`bf16` must be an object, got True; write {"enabled": true}'),
+        ({"optimizer": {"type": "AdmW"}}, "`optimizer.type` = 'AdmW' is refused: use AdamW"),
+        ({"gradient_predivide_factor": 10**400}, "`gradient_predivide_factor` must be a number, got 1000"),
         (
             {"optimizer": {"type": "Adam", "params": {"betas": [0.9, 2]}}},
             "`optimizer.params.betas` must be two numbers between 0 and 1, got [0.9, 2]",
@@ -198,7 +220,7 @@ def test_unknown_keys_point_to_the_nearest_known_one(wrong, sentence):
         ),
         (
             {"zero_optimization": {"stage3_max_live_parameters": 1, "max_live_parameters": 2}},
-            "`zero_optimization.max_live_parameters` says again what `stage3_max_live_parameters` says",
+            "`zero_optimization.max_live_parameters` says again what `zero_optimization.stage3_max_live",
         ),
     ],
 )
@@ -213,60 +235,27 @@ def test_everything_that_is_wrong_is_said_at_once():
         assert part in text
 
 
-def test_missing_file(tmp_path):
-    path = tmp_path / "absent.json"
-    assert message(path) == f"{path}: cannot read the file: No such file or directory"
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('{\n  "train_batch_size": 16,\n  "fp16": {"enabled": true\n', "line 4, column 1"),
-        ('{\n  "optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.99}}\n}', "line 2, column 63"),
-        ('{\n  // a comment\n  "fp16": {"enabled": true} ]\n}', "line 3, column 29"),
-        ("", "line 1, column 1"),
-    ],
-)
-def test_wrong_json_names_line_and_column(tmp_path, text, place):
-    path = tmp_path / "ds.json"
-    path.write_text(text)
-    if text:
-        assert f"{path}: not valid JSON at {place}: " in message(path)
-
-
-def test_a_key_twice_in_one_object():
-    assert (
-        message('{"fp16": {"enabled": true, "enabled": false}}')
-        == "configuration: one object has `enabled` twice; keep one of them"
-    )
-
-
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-            "`zero_optimization.offload_optimizer.device` = 'cpu'",
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+            "`zero_optimization.offload_optimizer.device` = 'nvme'",
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
             "`zero_optimization.offload_param.device` = 'nvme'",
         ),
-        ({"zero_optimization": {"zero_quantized_weights": True}}, "`zero_optimization.zero_quantized_weights` = True"),
-        ({"zero_optimization": {"zero_hpz_partition_size": 8}}, "`zero_optimization.zero_hpz_partition_size` = 8"),
         ({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 5}}}, "`optimizer.type` = 'OneBitAdam'"),
-        (
-            {"optimizer": {"type": "Adam", "params": {"bias_correction": False}}},
-            "`optimizer.params.bias_correction` = False",
-        ),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "`optimizer.params.max_grad_norm` = 1.0"),
-        ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0}}}, "`scheduler.type` = 'OneCycle'"),
-        ({"amp": {"enabled": True}}, "`amp` = {...}"),
-        ({"pipeline": {"pipeline_parallel_size": 4}}, "`pipeline`"),
-        ({"sparse_attention": {"mode": "fixed"}}, "`sparse_attention` = {...}"),
         ({"compression_training": {"layer_reduction": {"enabled": True}}}, "`compression_training` = {...}"),
-        ({"gradient_allreduce_op": "sum"}, "`gradient_allreduce_op` = 'sum'"),
-        ({"data_types": {"grad_accum_dtype": "BF16"}}, "`data_types.grad_accum_dtype`"),
+        ({"quantize_training": {"enabled": True}}, "`quantize_training` = {...}"),
+        ({"curriculum_learning": {"enabled": True}}, "`curriculum_learning` = {...}"),
+        ({"progressive_layer_drop": {"enabled": True}}, "`progressive_layer_drop` = {...}"),
+        ({"managed_gradient_accumulation": False}, "`managed_gradient_accumulation` = False"),
+        ({"sequence_parallel_size": 2}, "`sequence_parallel_size` = 2"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "`tensor_parallel.autotp_size` = 2"),
+        ({"tensor_parallel": {"tp": {"tp_size": 2}}}, "`tensor_parallel.tp.tp_size` = 2"),
     ],
 )
 def test_what_is_not_here_is_refused_with_advice(wanted, sentence):
@@ -295,9 +284,9 @@ def test_gradients_are_divided_on_request_where_deepspeed_does_it(key, value):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeeds_defaults_for_dividing_gradients_are_fine_at_every_stage(stage):
-    for off in (False, "false"):
+    for off in (False, 0):
         config = Config.load(
-            {"prescale_gradients": off, "gradient_predivide_factor": "1.0", "zero_optimization": {"stage": stage}}
+            {"prescale_gradients": off, "gradient_predivide_factor": 1.0, "zero_optimization": {"stage": stage}}
         )
         assert (config.prescale_gradients, config.gradient_predivide_factor, config.notes) == (False, 1.0, [])
 
@@ -308,7 +297,14 @@ def test_switched_off_is_never_refused():
             "amp": {"enabled": False, "opt_level": "O2"},
             "autotuning": {"enabled": False, "fast": False, "mp_size": 2},
             "compression_training": {"layer_reduction": {"enabled": False}},
+            "data_efficiency": {
+                "enabled": True,
+                "data_sampling": {"enabled": False},
+                "data_routing": {"enabled": False},
+            },
+            "fp16": {"enabled": False, "loss_scale_window": 0},
             "sequence_parallel_size": 1,
+            "tensor_parallel": {"autotp_size": 1, "tp": {"tp_size": 1}},
             "gradient_allreduce_op": "mean",
             "zero_optimization": {
                 "stage": 2,
@@ -319,16 +315,6 @@ def test_switched_off_is_never_refused():
         }
     )
     assert config.zero_optimization.stage == 2
-
-
-def test_notes_name_what_has_no_effect():
-    config = Config.load(
-        {"zero_optimization": {"round_robin_gradients": True, "contiguous_gradients": True}, "wandb": {"enabled": True}}
-    )
-    assert [note.split(" has no effect here: ")[0] for note in config.notes] == [
-        "`wandb`",
-        "`zero_optimization.round_robin_gradients`",
-    ]
 
 
 def _fields(cls: type[Section], path: str = "", around: str = ""):
@@ -343,32 +329,3 @@ def test_every_key_has_a_verdict_and_all_but_the_honoured_a_reason():
     for path, kind, reason, field in _fields(Config):
         assert kind or field.is_required(), path
         assert reason or kind == "honoured" or field.is_required(), path
-
-
-PATHS = sorted(p for p in key_paths(Config) if "params" not in p and p.count(".") < 2)
-
-
-@settings(max_examples=150, deadline=None)
-@given(path=st.sampled_from(PATHS), position=st.integers(0, 40), letter=st.sampled_from("qxz_"))
-def test_a_misspelt_key_is_never_accepted(path, position, letter):
-    outer, _, key = path.rpartition(".")
-    misspelt = key[: position % len(key)] + letter + key[position % len(key) :]
-    if misspelt in {p.rpartition(".")[2] for p in PATHS}:
-        return
-    text = message({outer: {misspelt: 1}} if outer else {misspelt: 1})
-    assert f"unknown key `{outer + '.' if outer else ''}{misspelt}`" in text
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    path=st.sampled_from(PATHS),
-    value=st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(max_size=4) | st.just("auto"),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-        max_leaves=4,
-    ),
-)
-def test_any_value_is_accepted_or_a_sentence(path, value):
-    outer, _, key = path.rpartition(".")
-    with contextlib.suppress(ConfigError):  # and nothing else
-        Config.load({outer: {key: value}} if outer else {key: value})

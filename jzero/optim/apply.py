@@ -1,0 +1,39 @@
+"""One update with any optax transformation, whatever dtype parameters and state last in."""
+
+from typing import Any
+
+import jax
+import optax
+
+from jzero.precision import widened
+
+
+def apply_optimizer(
+    optimizer: optax.GradientTransformationExtraArgs, grads: Any, state: Any, params: Any, loss: jax.Array
+) -> tuple[Any, Any]:
+    """Updates parameters and state; what lasts in 16 bits is updated in fp32 and rounded once.
+
+    Args:
+        optimizer: the optax transformation.
+        grads: pytree like `params`.
+        state: the optimizer's state.
+        params: the parameters.
+        loss: f32[], for transformations that take it.
+
+    Returns:
+        New parameters and state, in the dtypes they had.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimizer, weights = optax.with_extra_args_support(optax.sgd(0.5)), jnp.ones(2, jnp.bfloat16)
+        >>> new, _ = apply_optimizer(optimizer, jnp.ones(2), optimizer.init(weights), weights, jnp.float32(0))
+        >>> new
+        Array([0.5, 0.5], dtype=bfloat16)
+    """
+    wide = widened(params)
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, wide)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes its int32 step count with floats
+        updates, new_state = optimizer.update(grads, widened(state), wide, value=loss)
+        new_params = optax.apply_updates(wide, updates)
+    as_before = lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype)
+    return jax.tree.map(as_before, new_params, params), jax.tree.map(as_before, new_state, state)

@@ -21,5 +21,17 @@ class LossScaleError(JzeroError):
     """The dynamic loss scale reached its minimum and the gradients still overflow."""
 
 
+class SkippedStepsError(JzeroError):
+    """As many steps in a row were skipped as `jzero.max_skipped_steps_in_a_row` allows."""
+
+
 class CheckpointError(JzeroError):
     """A checkpoint that cannot be written or that does not fit the model."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose files are not what was written; an older one may be whole."""
+
+
+class OffloadError(JzeroError):
+    """State in files on NVMe that could not be read or written while training."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jzero.config import Config
-from jzero.loss_scale import init_loss_scale, update_loss_scale
+from jzero.errors import ConfigError
+from jzero.loss_scale import init_loss_scale, skipped_share, update_loss_scale
 
 TRACES = json.loads((Path(__file__).parent / "golden/loss_scale.json").read_text())["traces"]
 NAMES = ("loss_scale_window", "hysteresis", "consecutive_hysteresis")
 
 
-def fp16(power=16, **keys) -> Config:
-    return Config.load({"fp16": {"enabled": True, "initial_scale_power": power, **keys}})
+def fp16(power=16, largest=None, **keys) -> Config:
+    extensions = {} if largest is None else {"max_loss_scale": largest}
+    return Config.load({"fp16": {"enabled": True, "initial_scale_power": power, **keys}, "jzero": extensions})
 
 
 def trace(config, overflows):
@@ -92,8 +95,8 @@ def test_at_the_minimum_it_is_exhausted():
 class Reference:
     """The scaler written as it is described."""
 
-    def __init__(self, scale, window, smallest, hysteresis, consecutive):
-        self.scale, self.window, self.smallest = scale, window, smallest
+    def __init__(self, scale, window, smallest, hysteresis, consecutive, largest: Any = 2.0**127):
+        self.scale, self.window, self.smallest, self.largest = min(scale, largest), window, smallest, largest
         self.full = self.left = hysteresis
         self.consecutive, self.iteration, self.last = consecutive, 0, -1
 
@@ -112,7 +115,7 @@ class Reference:
             stable = self.iteration - self.last - 1
             if stable > 0 and stable % self.window == 0:
                 self.left = self.full
-                self.scale *= 2
+                self.scale = min(self.scale * 2, self.largest)
         self.iteration += 1
         return self.scale, self.left, exhausted
 
@@ -120,19 +123,73 @@ class Reference:
 @settings(max_examples=25, deadline=None)
 @given(
     overflows=st.lists(st.booleans(), min_size=60, max_size=60),
-    power=st.integers(0, 24),
+    power=st.integers(0, 127),
     window=st.integers(1, 5),
-    smallest=st.integers(1, 64),
+    smallest=st.one_of(st.integers(1, 64), st.sampled_from([0.5, 0.01, 1e-10])),
     hysteresis=st.integers(1, 4),
     consecutive=st.booleans(),
+    room=st.one_of(st.none(), st.integers(1, 2**24)),
 )
-def test_any_run_follows_the_state_machine(overflows, power, window, smallest, hysteresis, consecutive):
+def test_any_run_follows_the_state_machine(overflows, power, window, smallest, hysteresis, consecutive, room):
+    largest = None if room is None else smallest * room
     keys = {"loss_scale_window": window, "min_loss_scale": smallest, "hysteresis": hysteresis}
-    got = trace(fp16(power=power, consecutive_hysteresis=consecutive, **keys), overflows)
-    reference = Reference(2.0**power, window, smallest, hysteresis, consecutive)
-    expected = [reference.update(o) for o in overflows]
+    got = trace(fp16(power=power, largest=largest, consecutive_hysteresis=consecutive, **keys), overflows)
+    smallest, largest = np.float32(smallest), np.float32(2.0**127 if largest is None else largest)
+    reference = Reference(np.float32(2.0**power), window, smallest, hysteresis, consecutive, largest)
+    with np.errstate(over="ignore"):  # before it is cut to the largest
+        expected = [reference.update(o) for o in overflows]
     for values, column in zip(got, zip(*expected, strict=True), strict=True):
         assert values.tolist() == list(column)
+
+
+@pytest.mark.parametrize("smallest", [0.01, 1e-10, "0.5"])
+def test_a_fraction_is_a_floor_too(smallest):
+    config = fp16(power=1, hysteresis=1, min_loss_scale=smallest)
+    floor = np.float32(smallest)
+    n_halvings = int(np.ceil(np.log2(2 / floor)))
+    scales, _, exhausted = trace(config, [1] * (n_halvings + 1))
+    assert scales[-3] > scales[-2] == scales[-1] == floor
+    assert exhausted.tolist() == [False] * n_halvings + [True]
+
+
+@pytest.mark.parametrize("smallest", [0, 1e-50])
+def test_a_dynamic_scale_needs_a_floor(smallest):
+    with pytest.raises(ConfigError, match=r"`fp16.min_loss_scale` must be a number above 0 that fp32 holds"):
+        fp16(min_loss_scale=smallest)
+    assert fp16(min_loss_scale=smallest, loss_scale=8).fp16.min_loss_scale == smallest  # a static one has no use for it
+
+
+def test_a_scale_that_only_grows_never_becomes_infinite():
+    scales, _, _ = trace(fp16(power=125, loss_scale_window=1), [0] * 6)
+    assert np.log2(scales).tolist() == [125, 126, 127, 127, 127, 127]
+
+
+def test_a_ceiling_below_the_start_and_below_the_floor():
+    assert trace(fp16(power=32, largest=3e4, loss_scale_window=1), [0, 0, 0])[0].tolist() == [3e4] * 3
+    with pytest.raises(ConfigError, match=r"`jzero.max_loss_scale` is 2, below the `fp16.min_loss_scale` of 4"):
+        fp16(largest=2, min_loss_scale=4)
+
+
+@jax.jit
+def memory(overflows):
+    config = Config.load({"bf16": {"enabled": True}})
+
+    def step(state, overflow):
+        state = update_loss_scale(state, overflow, config)
+        return state, (skipped_share(state), state.skipped_in_a_row)
+
+    return jax.lax.scan(step, init_loss_scale(config), overflows)[1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.booleans(), min_size=130, max_size=130))
+def test_in_every_dtype_skipped_steps_are_remembered(skipped):
+    shares, in_a_row = map(np.asarray, memory(jnp.asarray(skipped)))
+    last_taken = -1
+    for i, skip in enumerate(skipped):
+        last_taken = last_taken if skip else i
+        assert in_a_row[i] == i - last_taken
+        assert float(shares[i]) == pytest.approx(np.mean(skipped[max(0, i - 99) : i + 1]))
 
 
 @pytest.mark.parametrize(
@@ -141,11 +198,12 @@ def test_any_run_follows_the_state_machine(overflows, power, window, smallest, h
         ({}, 1.0),
         ({"bf16": {"enabled": True}}, 1.0),
         ({"fp16": {"enabled": True, "loss_scale": 512}}, 512.0),
+        ({"fp16": {"enabled": True, "loss_scale": 0.25, "min_loss_scale": 0}}, 0.25),
         ({"fp16": {"loss_scale": 512}}, 1.0),
     ],
 )
 def test_a_static_scale_never_changes(config, scale):
-    scales, _, exhausted = trace(Config.load(config), [0, 1, 1, 1, 0, 0])
+    scales, _, exhausted = trace(Config.load(config | {"jzero": {"max_loss_scale": 2}}), [0, 1, 1, 1, 0, 0])
     assert scales.tolist() == [scale] * 6
     assert not exhausted.any()
 
@@ -154,5 +212,7 @@ def test_dtypes_survive_a_step():
     state = init_loss_scale(fp16())
     after = update_loss_scale(state, jnp.asarray(True), fp16())
     assert (
-        [x.dtype.name for x in after] == ["float32", "int32", "int32", "int32", "bool"] == [x.dtype.name for x in state]
+        [x.dtype.name for x in after]
+        == ["float32", *["int32"] * 3, "bool", "int32", "bool"]
+        == [x.dtype.name for x in state]
     )

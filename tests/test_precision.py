@@ -29,11 +29,12 @@ class Mixed(nnx.Module):
 def test_the_table(name):
     dtypes = precision(jzero.Config.load(SECTIONS[name]))
     assert dtypes.compute == (None if name == "fp32" else DTYPES[name])
-    assert dtypes.reduce == jnp.float32
-    assert dtypes.casts(jnp.int32) == ()
-    assert dtypes.casts(jnp.float32) == (() if name == "fp32" else (jnp.dtype(DTYPES[name]),))
-    assert dtypes.master(jnp.ones(1, jnp.int32)).dtype == jnp.int32
-    assert dtypes.master(jnp.ones(1, jnp.bfloat16)).dtype == (jnp.bfloat16 if name == "fp32" else jnp.float32)
+    assert dtypes.reduce == dtypes.accumulate == jnp.float32
+    params = {"i": jnp.ones(1, jnp.int32), "f": jnp.ones(1, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
+    cast = () if name == "fp32" else (jnp.dtype(DTYPES[name]),)
+    assert dtypes.casts(params) == {"i": (), "f": cast, "b": cast}
+    lasting = {k: x.dtype for k, x in dtypes.masters(params).items()}
+    assert lasting == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
 
 
 @pytest.mark.parametrize(("wire", "dtype"), [*DTYPES.items(), ("bfp16", jnp.bfloat16)])

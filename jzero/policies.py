@@ -1,0 +1,43 @@
+"""Rematerialisation policies by name: what a recomputed block keeps for the backward pass, and where."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+_BLOCK_INPUT = "jzero block input"
+
+OFFLOAD: Callable = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_BLOCK_INPUT],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
+"""Keeps nothing but a block's inputs, and those in host memory; `named_inputs` says which values they are."""
+
+POLICIES: dict[str, Callable | None] = {
+    **{
+        name: getattr(jax.checkpoint_policies, name)
+        for name in (
+            "nothing_saveable",
+            "everything_saveable",
+            "dots_saveable",
+            "checkpoint_dots",
+            "dots_with_no_batch_dims_saveable",
+            "checkpoint_dots_with_no_batch_dims",
+        )
+    },
+    "offload": OFFLOAD,
+}
+"""Those of `jax.checkpoint_policies` that take no arguments, and `offload`."""
+
+
+def named_inputs(values: Sequence[Any]) -> list[Any]:
+    """Marks the floating arrays among some values as inputs of a block, for `OFFLOAD`; call it inside the block."""
+
+    def is_input(x: Any) -> bool:
+        return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+    return [checkpoint_name(x, _BLOCK_INPUT) if is_input(x) else x for x in values]

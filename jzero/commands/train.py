@@ -7,7 +7,7 @@ import jax
 import typer
 from rich.console import Console
 
-from jzero.commands.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from jzero.commands.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
 from jzero.config import load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
@@ -24,7 +24,16 @@ def train_command(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Simulate this many CPU devices.", show_default="the real devices")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="CHECKPOINT", help="Go on from this checkpoint.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECKPOINT|auto",
+            help="Go on from this checkpoint or the newest in this folder; auto: the newest in output_dir, if any.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Begin with the parameters of this checkpoint.")
+    ] = None,
 ) -> None:
     r"""Train the model of a run file.
 
@@ -54,28 +63,32 @@ def train_command(
         # Ctrl-C stops after the current step and saves; go on from there
         jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
 
+        # under a scheduler that stops and starts it: go on where it was, wherever that is
+        jzero train configs/demo.json --resume auto --devices 8
+
     Checkpoints and `metrics.jsonl` (one JSON object a line) go to `training_arguments.output_dir`.
     """
     try:
         if devices is not None:
             simulate_devices(devices)
         initialize_from_environment()
-        result = _train(run_file, overrides or [], resume)
+        result = _train(run_file, overrides or [], resume, weights)
     except JzeroError as error:
         typer.echo(f"error: {error}", err=True)
         leave_failed(EXIT_BAD_INPUT)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if result.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
-def _train(run_file: Path, overrides: list[str], resume: Path | None) -> Result:
+def _train(run_file: Path, overrides: list[str], resume: Path | None, weights: Path | None) -> Result:
     config = load_run(run_file, overrides)
     run = prepare(config, base=run_file.parent)
     console = Console() if jax.process_index() == 0 else None
     if console is not None:
         describe(run, console)
-    result = train(run, console=console, resume=resume)
+    chosen = "auto" if resume == Path("auto") else resume
+    result = train(run, console=console, resume=chosen, weights=weights)
     if console is not None:
         console.print(_closing(result), highlight=False, soft_wrap=True)
     return result

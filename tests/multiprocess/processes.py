@@ -71,6 +71,10 @@ class Processes:
         assert not late, f"processes {late} still ran after {timeout} s\n{report(ended)}"
         return ended
 
+    def send_signal(self, rank: int, number: int) -> None:
+        """Sends a signal to one of them."""
+        self._running[rank][0].send_signal(number)
+
     def succeed(self, timeout: float) -> list[Ended]:
         """Waits for all of them to return 0."""
         ended = self.wait(timeout)

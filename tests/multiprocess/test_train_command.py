@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from jzero.checkpoint.place import complete_in
 from jzero.cli import app
 from tests.multiprocess.processes import Processes, report
 
@@ -23,6 +24,7 @@ def command(out, devices: int) -> list[str]:
         "training_arguments.gradient_accumulation_steps=2",
         f"training_arguments.output_dir={out}",
         "deepspeed.zero_optimization.stage=3",
+        "deepspeed.jzero.checkpoint.save_minutes=0.001",
         "deepspeed.zero_optimization.stage3_param_persistence_threshold=100",
         f"--devices={devices}",
     ]
@@ -48,3 +50,6 @@ def test_two_processes_train_like_one_and_only_the_first_speaks(tmp_path):
         values = [[line[name] for line in each if name in line] for each in (two, one)]
         assert values[0] == pytest.approx(values[1], rel=1e-6)
     assert (tmp_path / "two" / "checkpoint-3").is_dir()
+    # The first process's clock asked for a save at the first step, and all heard of it at the second one.
+    assert [step for step, _ in complete_in(tmp_path / "two")] == [2, 3]
+    assert [step for step, _ in complete_in(tmp_path / "one")] == [1, 2, 3]

@@ -1,0 +1,71 @@
+"""Leaves by name, and the arrays that a checkpoint holds: true shapes, without the padding of the live state."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def by_name(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """The leaves of a pytree under their paths, in tree order.
+
+    Example:
+        >>> by_name({"params": {"layers": [1, 2]}})
+        {'params/layers/0': 1, 'params/layers/1': 2}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def true_shapes(tree: Any, placements: Any) -> dict[str, tuple[int, ...]]:
+    """The true shape of each leaf: that of its placement, or its own where there are no placements."""
+    shaped = tree if placements is None else placements
+    leaves = by_name(shaped, is_leaf=lambda x: hasattr(x, "padded_shape"))
+    return {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+
+
+def without_padding(leaves: Mapping[str, jax.Array], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, jax.Array]:
+    """Global arrays of the given shapes: the live arrays themselves, or whole copies of the few that are padded.
+
+    A leaf is padded only if none of its dimensions divides, so its true shape cannot be spread evenly over the devices.
+    """
+    padded = {name: on_devices(x) for name, x in leaves.items() if x.shape != shapes[name]}
+    # One program for all: several at a time, each with a gather, could wait for each other on simulated devices.
+    true = _cut(
+        tuple(padded.values()),
+        tuple(shapes[name] for name in padded),
+        tuple(whole(x.sharding) for x in padded.values()),
+    )
+    return {**leaves, **dict(zip(padded, true, strict=True))}
+
+
+def whole(sharding: Any) -> Any:
+    """The sharding of the same devices in which every one holds the whole array, in its own memory."""
+    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+
+
+def on_devices(x: jax.Array) -> jax.Array:
+    """The array in the devices' memory, where programs can read it; itself if it lies there already."""
+    kinds = {device.default_memory().kind for device in x.sharding.device_set}
+    if x.sharding.memory_kind in {None, *kinds}:
+        return x
+    return jax.device_put(x, x.sharding.with_memory_kind(kinds.pop()))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut(xs: tuple[jax.Array, ...], shapes: tuple[tuple[int, ...], ...], shardings: tuple[Any, ...]) -> list[jax.Array]:
+    true = [jax.lax.slice(x, [0] * x.ndim, shape) for x, shape in zip(xs, shapes, strict=True)]
+    return [jax.lax.with_sharding_constraint(x, to) for x, to in zip(true, shardings, strict=True)]
+
+
+def brief(shape: Any, dtype: Any) -> str:
+    """How messages write an array's type, such as `float32[4,8]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether numbers of this dtype may be rounded to another floating one."""
+    return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

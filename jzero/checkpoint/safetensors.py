@@ -1,0 +1,137 @@
+"""The safetensors format, written and read array by array, so that no more than one is in memory at a time.
+
+A file is the length of a JSON header (8 bytes, little endian), the header, and the arrays' bytes in the header's order.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jzero.errors import CheckpointError
+
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""The format's name of each dtype."""
+
+_DTYPES = {short: jnp.dtype(name) for name, short in NAMES.items()}
+
+
+class Entry(NamedTuple):
+    """An array that is still to be read.
+
+    Attributes:
+        name: under which it is written.
+        shape: its shape.
+        dtype: the name of its dtype.
+        read: reads it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return int(np.prod(self.shape, dtype=np.int64)) * jnp.dtype(self.dtype).itemsize
+
+
+def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
+    """Writes a file, reading one array after the other.
+
+    Args:
+        file: is replaced.
+        entries: the arrays.
+        metadata: goes into the header's `__metadata__`.
+
+    Raises:
+        OSError: it cannot be written.
+        CheckpointError: the format has no such dtype.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp(), "weights.safetensors")
+        >>> write(file, [Entry("w", (2,), "float32", lambda: np.ones(2, np.float32))], {"format": "flax"})
+        >>> open_file(file)["w"].read().tolist()
+        [1.0, 1.0]
+    """
+    entries, header, offset = list(entries), {}, 0
+    for entry in entries:
+        if entry.dtype not in NAMES:
+            raise CheckpointError(f"{entry.name} is of dtype {entry.dtype}, which safetensors does not have.")
+        end = offset + entry.nbytes
+        header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps({"__metadata__": dict(metadata), **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)))
+        out.write(text)
+        for entry in entries:
+            out.write(np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8).data)
+
+
+def open_file(file: Path) -> dict[str, Entry]:
+    """Opens a file: its arrays by name, each read when it is asked for.
+
+    Raises:
+        CheckpointError: it is no such file, or shorter than it says.
+    """
+    header, start = _header(file)
+    return {name: _entry(file, name, facts, start) for name, facts in header.items() if name != "__metadata__"}
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The `__metadata__` of a file."""
+    return _header(file)[0].get("__metadata__", {})
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            size = file.stat().st_size
+            if length > size - 8:
+                raise ValueError("it ends inside its header")
+            header = json.loads(opened.read(length))
+        ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
+        if 8 + length + max(ends, default=0) > size:
+            raise ValueError(f"it is {size} bytes long instead of {8 + length + max(ends)}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{file} cannot be read as safetensors: {reason}.") from error
+    return header, 8 + length
+
+
+def _entry(file: Path, name: str, facts: Mapping[str, Any], start: int) -> Entry:
+    if facts["dtype"] not in _DTYPES:
+        raise CheckpointError(f"{file}: {name} is of dtype {facts['dtype']}, which jzero does not read.")
+    dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], tuple(facts["shape"]), facts["data_offsets"]
+
+    def read() -> np.ndarray:
+        with file.open("rb") as opened:
+            opened.seek(start + begin)
+            return np.frombuffer(opened.read(end - begin), dtype).reshape(shape)
+
+    return Entry(name, shape, dtype.name, read)

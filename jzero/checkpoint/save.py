@@ -1,0 +1,147 @@
+"""Saving: the true arrays of a state and a JSON object, in the background, committed in one moment or not at all."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jzero.checkpoint import arrays, checksum, header
+from jzero.checkpoint.header import Header, Leaf
+from jzero.checkpoint.leaves import by_name, true_shapes, without_padding
+from jzero.checkpoint.lock import FolderLock
+from jzero.checkpoint.match import Selection
+from jzero.checkpoint.place import make_folder, make_room, recover, staging, swap_in
+from jzero.checkpoint.processes import agree, on_first_process
+from jzero.errors import CheckpointError
+
+PathLike = str | os.PathLike[str]
+
+
+class Saving:
+    """A save that is under way.
+
+    Attributes:
+        path: where the checkpoint will be.
+    """
+
+    def __init__(self, path: Path, work: Callable[[], None]):
+        self.path = path
+        self._error: CheckpointError | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"saving {path.name}")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether this process has finished its part."""
+        return not self._thread.is_alive()
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """What has gone wrong on this process so far."""
+        return self._error
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is complete; every process must call it.
+
+        Raises:
+            CheckpointError: it could not be written; an older one is still there.
+        """
+        self._thread.join()
+        agree(self._error)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # Orbax, tensorstore and the file system each have their own
+            self._error = _sentence(self.path, error)
+
+
+def save(
+    path: PathLike,
+    state: Any,
+    metadata: Mapping[str, Any],
+    *,
+    placements: Any = None,
+    only: tuple[str, ...] = ("*",),
+) -> Saving:
+    """Starts to write a checkpoint, replacing one that is already there; every process must call it.
+
+    Args:
+        path: the folder that will hold it, on a file system all processes share; its parents are created.
+        state: pytree of `jax.Array`s, global ones where there are several processes (scalars too: replicated). Their
+            memory may be reused as soon as this returns.
+        metadata: anything JSON can hold.
+        placements: a pytree like `state` of `jzero.layout.Placement`s, if its arrays are padded.
+        only: globs over the leaves' paths: what to save.
+
+    Returns:
+        The save under way: `wait` for it before the program ends and before the next one.
+
+    Raises:
+        CheckpointError: the folder holds something else or another run writes to it, the metadata is no JSON, or it
+            cannot be written, as far as that is known at once.
+    """
+    path = Path(path).absolute()
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
+    shapes = true_shapes(state, placements)
+    chosen = {name: x for name, x in by_name(state).items() if Selection(only=only).chooses(name)}
+    leaves = without_padding({name: x for name, x in chosen.items() if x.size}, shapes)
+    lock: list[FolderLock] = []
+
+    def prepare() -> None:
+        try:
+            make_folder(path.parent)
+            lock.append(FolderLock(path.with_name(f".{path.name}.lock"), path))
+            make_room(path)
+        except OSError as error:
+            raise _sentence(path, error) from error
+
+    def leave() -> None:
+        """Removes what is unfinished, and lets others write."""
+        if lock:  # without it, what lies there may be another run's
+            with contextlib.suppress(OSError):
+                recover(path)
+            lock.pop().release()
+
+    def start() -> tuple[Any, checksum.Sums]:
+        try:
+            return arrays.start_writing(staging(path), leaves), checksum.start(leaves, shapes)
+        except Exception as error:  # Orbax, tensorstore and the file system each have their own
+            agree(_sentence(path, error))
+            raise
+
+    try:
+        on_first_process(prepare)
+        checkpointer, sums = start()
+        agree(None)
+        # Several processes add their sums up here, where they all are; a single one does so in the background.
+        several = checksum.finish(sums) if jax.process_count() > 1 else None
+    except BaseException:
+        leave()
+        raise
+
+    def finish() -> None:
+        try:
+            checkpointer.wait_until_finished()
+            checkpointer.close()
+            if jax.process_index() == 0:
+                texts = checksum.finish(sums) if several is None else several
+                described = {name: Leaf(shapes[name], str(x.dtype), texts.get(name, "")) for name, x in chosen.items()}
+                header.write(staging(path), Header(described, header.describe_files(staging(path)), metadata))
+                swap_in(path)
+        finally:
+            leave()
+
+    return Saving(path, finish)
+
+
+def _sentence(path: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {path} could not be written: {arrays.reason(error)}.")

@@ -1,0 +1,30 @@
+"""A signal that one process gets stops all of them after the same step, with the state saved."""
+
+import signal
+import time
+
+import pytest
+
+from jzero.checkpoint.place import complete_in
+from tests.multiprocess.processes import Processes, report
+
+TIMEOUT = 180
+
+
+@pytest.mark.full
+def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
+    command = [
+        *("-m", "jzero", "train", "configs/tiny.json", "--devices=1"),
+        *("model.n_layer=1", "training_arguments.max_steps=1000000", "training_arguments.save_steps=1000000"),
+        f"training_arguments.output_dir={tmp_path}",
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    with Processes(command) as processes:
+        deadline = time.monotonic() + TIMEOUT
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        processes.send_signal(1, signal.SIGTERM)
+        ended = processes.wait(TIMEOUT)
+    assert [end.returncode for end in ended] == [128 + signal.SIGTERM] * 2, report(ended)
+    ((step, _),) = complete_in(tmp_path)
+    assert f"Interrupted after step {step} " in ended[0].stdout, report(ended)

@@ -1,9 +1,16 @@
-"""Programs for GPUs that are not there: compile for them, then read what they would hold and send."""
+"""Plans for GPUs that are not there: what each setting would hold and send, estimated or compiled for them."""
 
+from jzero.plan.closed_form import ClosedForm, closed_form, estimate_step
+from jzero.plan.cluster import Cluster, Wire
 from jzero.plan.collectives import KINDS, Collective
 from jzero.plan.compile import compile_step
+from jzero.plan.deepspeed import DeepSpeedEstimate, deepspeed_estimate
 from jzero.plan.figures import GpuFigures, gpu_figures
+from jzero.plan.planner import Plan, plan
 from jzero.plan.program import Memory, Program, read_program
+from jzero.plan.recommend import Recommendation
+from jzero.plan.row import Row
+from jzero.plan.setting import Setting
 from jzero.plan.topology import COMPILE_ONLY_OPTIONS, GPUS, gpu_mesh
 from jzero.plan.traffic import LoopTraffic
 
@@ -11,13 +18,25 @@ __all__ = [
     "COMPILE_ONLY_OPTIONS",
     "GPUS",
     "KINDS",
+    "ClosedForm",
+    "Cluster",
     "Collective",
+    "DeepSpeedEstimate",
     "GpuFigures",
     "LoopTraffic",
     "Memory",
+    "Plan",
     "Program",
+    "Recommendation",
+    "Row",
+    "Setting",
+    "Wire",
+    "closed_form",
     "compile_step",
+    "deepspeed_estimate",
+    "estimate_step",
     "gpu_figures",
     "gpu_mesh",
+    "plan",
     "read_program",
 ]

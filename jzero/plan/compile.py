@@ -7,8 +7,8 @@ from typing import Any
 import optax
 
 from jzero.config import Config
-from jzero.functional import Trainable, functional
-from jzero.mesh import n_data_shards
+from jzero.functional import Trainable, functional, model_width
+from jzero.mesh import mesh_for, n_data_shards
 from jzero.plan.program import Program, read_program
 from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 
@@ -44,11 +44,12 @@ def compile_step(
     Raises:
         JzeroError: whatever does not fit, in one sentence.
     """
-    mesh = gpu_mesh(gpu, n_gpus, gpus_per_node)
+    given = Config.load(config)
+    mesh = mesh_for(given, gpu_mesh(gpu, n_gpus, gpus_per_node).devices.flatten().tolist())
     fns = functional(
         model=model,
         loss_fn=loss_fn,
-        config=Config.load(config).resolve(world=n_data_shards(mesh)),
+        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch)),
         sample_batch=sample_batch,
         mesh=mesh,
         optimizer=optimizer,

@@ -73,9 +73,11 @@ class GpuFigures:
 # Products: NVIDIA A100 data sheet and "H100 Tensor Core GPU Architecture" (table of peak rates), both without sparsity;
 # an H200 has the cores of an H100 SXM5. Memory: data sheets of A100 (SXM4, 40 and 80 GB), H100 SXM5 and H200. NVLink:
 # half of the 600 (12 links of generation 3) or 900 GB/s (18 of generation 4) that both directions have together.
-# Network: a DGX A100 has one 200 Gb/s, a DGX H100 or H200 one 400 Gb/s card per GPU.
+# A GeForce RTX 4090 (NVIDIA's Ada architecture paper; products summed in fp32) has 16 lanes of PCIe 4.0 instead.
+# Network: a DGX A100 has one 200 Gb/s, a DGX H100 or H200 one 400 Gb/s card per GPU; a 4090 is given one of 100 Gb/s.
 _AMPERE = {"bf16": 312e12, "f16": 312e12, "f32": 156e12, "f64": 19.5e12}
 _HOPPER = {"bf16": 989.4e12, "f16": 989.4e12, "f32": 494.7e12, "f64": 66.9e12}
+_ADA = {"bf16": 165.2e12, "f16": 165.2e12, "f32": 82.6e12, "f64": 1.29e12}
 _FIGURES = {
     figures.name: figures
     for figures in (
@@ -83,6 +85,7 @@ _FIGURES = {
         GpuFigures("a100-80g", "NVIDIA A100-SXM4-80GB", _AMPERE, 2.039e12, 300e9, 25e9),
         GpuFigures("h100-80g", "NVIDIA H100 80GB HBM3", _HOPPER, 3.35e12, 450e9, 50e9),
         GpuFigures("h200", "NVIDIA H200 141GB HBM3e", _HOPPER, 4.8e12, 450e9, 50e9),
+        GpuFigures("rtx4090-24g", "NVIDIA GeForce RTX 4090", _ADA, 1.008e12, 32e9, 12.5e9),
     )
 }
 

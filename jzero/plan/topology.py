@@ -6,6 +6,7 @@ library.
 """
 
 import importlib.util
+import re
 from importlib import resources
 
 import jax
@@ -47,14 +48,8 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
         >>> dict(gpu_mesh("h100-80g", n_gpus=16).shape)
         {'replica': 1, 'shard': 16, 'tensor': 1}
     """
-    if gpu not in GPUS:
-        raise ConfigError(f"No GPU is named {gpu!r}; known are {', '.join(GPUS)}.")
-    if n_gpus < 1 or gpus_per_node < 1:
-        raise ConfigError(f"n_gpus={n_gpus} and gpus_per_node={gpus_per_node} must both be at least 1.")
-    gpus_per_node = min(n_gpus, gpus_per_node)
-    if n_gpus % gpus_per_node:
-        raise ConfigError(f"n_gpus={n_gpus} does not fill nodes of {gpus_per_node} GPUs; use a multiple of it.")
-    if not any(map(_is_installed, CUDA_PLUGINS)):
+    gpus_per_node = full_nodes(gpu, n_gpus, gpus_per_node)
+    if not can_compile():
         raise JzeroError(
             "Compiling for GPUs that are not there needs JAX's CUDA plugin, which is not installed: "
             "pip install 'jzero[plan]'."
@@ -71,6 +66,43 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
             "(pip install 'jzero[plan]') and import jzero before anything starts JAX."
         ) from error
     return make_mesh(cluster.devices)
+
+
+def full_nodes(gpu: str, n_gpus: int, gpus_per_node: int) -> int:
+    """The GPUs of each node of a cluster, which is one node where it is smaller than that.
+
+    Args:
+        gpu: one of `GPUS`.
+        n_gpus: see `gpu_mesh`.
+        gpus_per_node: see `gpu_mesh`.
+
+    Raises:
+        ConfigError: an unknown GPU, or nodes that would not be full.
+    """
+    if gpu not in GPUS:
+        raise ConfigError(f"No GPU is named {gpu!r}; known are {', '.join(GPUS)}.")
+    if n_gpus < 1 or gpus_per_node < 1:
+        raise ConfigError(f"n_gpus={n_gpus} and gpus_per_node={gpus_per_node} must both be at least 1.")
+    gpus_per_node = min(n_gpus, gpus_per_node)
+    if n_gpus % gpus_per_node:
+        raise ConfigError(f"n_gpus={n_gpus} does not fill nodes of {gpus_per_node} GPUs; use a multiple of it.")
+    return gpus_per_node
+
+
+def gpu_memory(gpu: str) -> int:
+    """Bytes of a GPU's memory that CUDA shows, which are fewer than the data sheet's.
+
+    >>> gpu_memory("h100-80g")
+    84942979072
+    """
+    found = re.search(r"device_memory_size: (\d+)", (_DESCRIPTIONS / f"{gpu}.txtpb").read_text())
+    assert found is not None, f"{gpu}.txtpb says no memory size"
+    return int(found[1])
+
+
+def can_compile() -> bool:
+    """Whether JAX's CUDA plugin is installed, which compiling for GPUs needs."""
+    return any(map(_is_installed, CUDA_PLUGINS))
 
 
 def _is_installed(module: str) -> bool:

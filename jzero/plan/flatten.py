@@ -1,0 +1,158 @@
+"""A jaxpr as a list of operations on values, as XLA sees it: calls inlined, constants folded, duplicates merged.
+
+Loops and branches stay one operation each.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+
+from jzero import compat
+
+INLINED = frozenset(
+    {"jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2"}
+)
+LOOPS = frozenset({"scan", "while", "cond"})
+RENAMES = frozenset({
+    "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "name", "stop_gradient",
+    "optimization_barrier", "reshard", "sharding_constraint", "pvary",
+})  # fmt: skip
+"""Operations that give the same bytes another shape or name."""
+
+SINKS = frozenset({"reduce_scatter", "psum", "psum_invariant"})
+"""The collectives that sum gradients."""
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
+_OF_ONE_LITERAL = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
+_NEVER_MERGED = LOOPS | {"optimization_barrier", "random_bits"}
+
+
+@dataclass(eq=False)
+class Value:
+    """What a variable holds.
+
+    Attributes:
+        shape: shape and dtype.
+        n_bytes: its size.
+        on_host: whether it lies in host memory.
+        literal: the number that fills it, if it is one number.
+        users: how many operations read it.
+    """
+
+    shape: str
+    n_bytes: int
+    on_host: bool = False
+    literal: Any = None
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation: the name of its primitive, what it reads and makes, and its equation, if it has one."""
+
+    name: str
+    ins: list[Value]
+    outs: list[Value]
+    eqn: Any = field(repr=False, default=None)
+
+
+def value_of(aval: Any) -> Value:
+    """The value of an abstract array; what is no array, such as a token, has no bytes."""
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        return Value(str(aval), 0)
+    is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    n_bytes = int(np.prod(shape, dtype=np.int64)) * (8 if is_key else jnp.dtype(aval.dtype).itemsize)
+    on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+    return Value(f"{aval.dtype}{tuple(shape)}", n_bytes, on_host)
+
+
+def flatten(program: Any) -> tuple[list[Value], list[Op], list[Value]]:
+    """Lists the operations of a jaxpr.
+
+    Args:
+        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+
+    Returns:
+        Its inputs, its operations in program order, and its outputs.
+
+    Example:
+        >>> program = jax.make_jaxpr(jax.jit(lambda x: jax.nn.relu(x) @ x))(jnp.ones((2, 2)))
+        >>> [op.name for op in flatten(program)[1]]
+        ['max', 'dot_general']
+    """
+    flattener = _Flattener()
+    inputs = [value_of(v.aval) for v in compat.subprogram(program).jaxpr.invars]
+    outputs = flattener.walk(program, inputs)
+    return inputs, flattener.ops, outputs
+
+
+class _Flattener:
+    def __init__(self):
+        self.ops: list[Op] = []
+        self.literals: dict[Any, Value] = {}
+        self.made: dict[Any, list[Value]] = {}
+
+    def walk(self, program: Any, inputs: list[Value]) -> list[Value]:
+        jaxpr, _ = compat.subprogram(program)
+        env = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: value_of(v.aval) for v in jaxpr.constvars}
+        read = lambda v: self._literal(v.aval, v.val) if isinstance(v, jex_core.Literal) else env[v]
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, self._step(eqn, [read(v) for v in eqn.invars]), strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _step(self, eqn: Any, ins: list[Value]) -> list[Value]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in INLINED:
+            if params.get("differentiated") and params["prevent_cse"]:  # a barrier, which shows only in the HLO
+                ins = self._add("optimization_barrier", ins, [value_of(v.aval) for v in eqn.invars], eqn)
+            return self.walk(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], ins)
+        if name in _OF_ONE_LITERAL and ins[0].literal is not None:
+            aval = eqn.outvars[0].aval
+            return [self._literal(aval, np.asarray(ins[0].literal).astype(aval.dtype).item())]
+        if name in _NEVER_MERGED:
+            return self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
+        key = (name, tuple(map(id, ins)), repr(sorted((k, str(p)) for k, p in params.items())))
+        if key not in self.made:
+            self.made[key] = self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
+        return self.made[key]
+
+    def _add(self, name: str, ins: list[Value], outs: list[Value], eqn: Any) -> list[Value]:
+        for x in ins:
+            x.users += 1
+        self.ops.append(Op(name, ins, outs, eqn))
+        return outs
+
+    def _literal(self, aval: Any, number: Any) -> Value:
+        value = value_of(aval)
+        value.literal = number
+        return self.literals.setdefault((value.shape, repr(number)), value)
+
+
+def gradients_last(ops: list[Op]) -> list[Op]:
+    """The order in which XLA's scheduler runs a program outside of loops: products that make gradients are put off.
+
+    Nothing waits for such a product but the collective that sums the gradient, and nothing for that. So what the
+    product reads stays until the end.
+    """
+    readers: dict[int, set[int]] = defaultdict(set)
+    for i, op in enumerate(ops):
+        for x in op.ins:
+            readers[id(x)].add(i)
+    put_off: set[int] = set()
+    for i, op in reversed(list(enumerate(ops))):
+        later = set().union(*(readers[id(x)] for x in op.outs))
+        makes_gradient = later and later <= put_off and op.name not in LOOPS
+        if op.name in SINKS or (makes_gradient and not any(ops[j].name in _PRODUCTS for j in later)):
+            put_off.add(i)
+    late: set[int] = set()
+    for i, op in enumerate(ops):
+        if i in put_off or any(id(x) in late for x in op.ins):
+            put_off.add(i)
+            late |= {id(x) for x in op.outs}
+    return [op for i, op in enumerate(ops) if i not in put_off] + [op for i, op in enumerate(ops) if i in put_off]

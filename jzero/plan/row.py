@@ -1,0 +1,168 @@
+"""One line of a plan: what a setting holds and sends on each GPU, and whether that fits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jzero.functional import Functional
+from jzero.offload.memory import PINNED_HOST
+from jzero.plan.closed_form import closed_form
+from jzero.plan.cluster import Cluster, Wire, compiled_wire
+from jzero.plan.program import Program
+from jzero.plan.setting import Setting
+from jzero.state import is_placement
+
+PARTS = ("parameters", "optimizer_state", "gradients", "gathered_weights", "activations", "rest")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiled program says of a setting.
+
+    Attributes:
+        peak: bytes of one GPU, as `jzero.plan.Memory.peak`.
+        host: bytes of host memory for one GPU.
+        wire: bytes that one GPU sends.
+        overlapped_share: of the payload bytes, those that travel beside matrix products.
+    """
+
+    peak: int
+    host: int
+    wire: Wire
+    overlapped_share: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting. Bytes are those of one GPU in one step.
+
+    Attributes:
+        setting: which one.
+        cluster: the GPUs.
+        n_params: parameters of the model.
+        bytes_by_part: the closed form's, by the names in `PARTS`; `rest` is the batch, model state, and constants.
+        divided: how much of them gets less with more GPUs: what the stage divides.
+        host: host memory that offloaded state and gradients take, for one GPU.
+        to_device: bytes that come from the host in a step, over PCIe.
+        to_host: bytes that go back.
+        wire: bytes sent, by the closed form.
+        paper: the ZeRO paper's formula, by part.
+        estimated: the closed form may leave something out: what streams from host memory, or what XLA keeps of two
+            micro-batches at once where it overlaps the loop over them.
+        compiled: what the compiled program says; None where none was compiled.
+    """
+
+    setting: Setting
+    cluster: Cluster
+    n_params: int
+    bytes_by_part: Mapping[str, int]
+    divided: int
+    host: int
+    to_device: int
+    to_host: int
+    wire: Wire
+    paper: Mapping[str, float]
+    estimated: bool
+    compiled: Compiled | None = None
+
+    @property
+    def closed_form_peak(self) -> int:
+        """The most that is alive at once, by the closed form."""
+        return sum(self.bytes_by_part.values())
+
+    @property
+    def peak(self) -> int:
+        """The most that is alive at once: the compiled program's, where there is one."""
+        return self.compiled.peak if self.compiled else self.closed_form_peak
+
+    @property
+    def room(self) -> int:
+        """Usable bytes that the peak leaves; negative where it does not fit."""
+        return self.cluster.usable - self.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the usable memory."""
+        return self.room >= 0
+
+    @property
+    def host_per_node(self) -> int:
+        """Host memory that all GPUs of a node take."""
+        return (self.compiled.host if self.compiled else self.host) * self.cluster.gpus_per_node
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        compiled = self.compiled and {
+            "peak": self.compiled.peak,
+            "host": self.compiled.host,
+            "wire": vars(self.compiled.wire),
+            "overlapped_share": self.compiled.overlapped_share,
+        }
+        return {
+            **vars(self.setting),
+            "source": "compiled" if self.compiled else "closed form",
+            "estimated": self.estimated and not self.compiled,
+            "bytes": dict(self.bytes_by_part),
+            "closed_form_peak": self.closed_form_peak,
+            "peak": self.peak,
+            "room": self.room,
+            "fits": self.fits,
+            "host_per_node": self.host_per_node,
+            "pcie": {"to_device": self.to_device, "to_host": self.to_host},
+            "wire": vars(self.wire),
+            "paper": dict(self.paper),
+            "compiled": compiled,
+        }
+
+
+def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) -> Row:
+    """A row from the closed form.
+
+    Args:
+        setting: which one.
+        cluster: the GPUs.
+        functional: the step with that setting, from `jzero.plan.closed_form.abstract_functional`.
+    """
+    found, recipe = closed_form(functional), functional.recipe
+    parts = {name: getattr(found, name) for name in PARTS}
+    parts["rest"] += found.batch
+    here = [x for x in jax.tree.leaves(functional.state) if x.sharding.memory_kind != PINNED_HOST]
+    divided = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in here
+        if not x.sharding.is_fully_replicated
+    )
+    return Row(
+        setting,
+        cluster,
+        sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement)),
+        parts,
+        divided + (parts["gradients"] if recipe.plan.scatters_at_use else 0),
+        found.host,
+        functional.host_budget.to_device,
+        functional.host_budget.to_host,
+        cluster.wire(found.sent, recipe.mesh.shape),
+        found.paper,
+        setting.offload != "nothing" or _may_overlap_micro_batches(functional),
+    )
+
+
+def _may_overlap_micro_batches(functional: Functional) -> bool:
+    """Loops over layers that gather ahead inside the loop over micro-batches: XLA may pipeline the outer one too."""
+    config = functional.recipe.config
+    loops = config.gradient_accumulation_steps > 1 and bool(functional.scanned)
+    return loops and config.zero_optimization.overlaps_comm
+
+
+def compiled_part(program: Program) -> Compiled:
+    """What a row needs of a compiled program."""
+    memory = program.memory
+    return Compiled(
+        memory.peak,
+        memory.host_argument + memory.host_temp,
+        compiled_wire(program.collectives),
+        program.overlapped_share(),
+    )

@@ -5,39 +5,47 @@ from jzero.quiet import quiet_start
 quiet_start()
 
 from jzero import plan  # noqa: E402
+from jzero.checkpoint import Checkpoints  # noqa: E402
 from jzero.config import Config  # noqa: E402
 from jzero.engine import Engine, initialize  # noqa: E402
 from jzero.errors import (  # noqa: E402
     BatchError,
     CheckpointError,
     ConfigError,
+    DamagedCheckpointError,
     JzeroError,
     LossScaleError,
     ModelError,
+    SkippedStepsError,
 )
 from jzero.functional import Functional, functional  # noqa: E402
 from jzero.launch import initialize_from_environment  # noqa: E402
 from jzero.mesh import make_mesh, simulate_devices  # noqa: E402
 from jzero.model import Mean  # noqa: E402
+from jzero.remat import remat  # noqa: E402
 from jzero.state import TrainState  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "CheckpointError",
+    "Checkpoints",
     "Config",
     "ConfigError",
+    "DamagedCheckpointError",
     "Engine",
     "Functional",
     "JzeroError",
     "LossScaleError",
     "Mean",
     "ModelError",
+    "SkippedStepsError",
     "TrainState",
     "functional",
     "initialize",
     "initialize_from_environment",
     "make_mesh",
     "plan",
+    "remat",
     "simulate_devices",
 ]

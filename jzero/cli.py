@@ -6,6 +6,11 @@ import jax
 import typer
 
 import jzero
+from jzero.commands.config import config_command
+from jzero.commands.export import export_command
+from jzero.commands.import_ import import_command
+from jzero.commands.inspect import inspect_command
+from jzero.commands.plan import plan_command
 from jzero.commands.train import train_command
 
 app = typer.Typer(
@@ -29,6 +34,11 @@ def _jzero(
 
 
 app.command("train")(train_command)
+app.command("config")(config_command)
+app.command("export")(export_command)
+app.command("import")(import_command)
+app.command("inspect")(inspect_command)
+app.command("plan")(plan_command)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 
 from jzero import compat
 from jzero.config import Config
+from jzero.mesh import platform
 from jzero.precision import Precision
 from jzero.stages import Gather, stage_plan
 
@@ -32,7 +33,7 @@ def compiler_options(mesh: Mesh, config: Config, precision: Precision, layer_siz
     Returns:
         Options for `jax.jit(compiler_options=...)`; none where the devices are not GPUs.
     """
-    if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
+    if platform(mesh) not in ("gpu", "cuda"):
         return {}
     return _combining(mesh, config, precision, layer_size) | compat.overlap_options(
         config.zero_optimization.overlaps_comm

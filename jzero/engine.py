@@ -2,8 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,26 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
+from jzero.checkpoint import train_state
 from jzero.config import Config
-from jzero.errors import BatchError, ConfigError, LossScaleError, ModelError
+from jzero.errors import (
+    BatchError,
+    ConfigError,
+    JzeroError,
+    LossScaleError,
+    ModelError,
+    OffloadError,
+    SkippedStepsError,
+)
 from jzero.explain import Explanation, explain
-from jzero.functional import Functional, Trainable, functional
+from jzero.functional import Functional, Trainable, functional, model_width
+from jzero.health import why_skipped
 from jzero.layout import path_name
-from jzero.mesh import DATA_AXES, make_mesh, n_data_shards
+from jzero.mesh import DATA_AXES, mesh_for, n_data_shards
+from jzero.offload.budget import check_host_memory
+from jzero.offload.nvme.swapped import Swapped
 from jzero.stages import StagePlan
-from jzero.state import TrainState, unpad
+from jzero.state import TrainState, is_placement, split, unpad
 
 
 def initialize(
@@ -51,7 +63,8 @@ def initialize(
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
         trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
         params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation.
-        mesh: from `jzero.make_mesh`; all devices on the `shard` axis by default.
+        mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
+            has them.
         seed: of the initialisation and of every random stream.
 
     Returns:
@@ -74,8 +87,9 @@ def initialize(
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    mesh = make_mesh() if mesh is None else mesh
-    resolved = Config.load(config).resolve(world=n_data_shards(mesh))
+    given = Config.load(config)
+    mesh = mesh_for(given) if mesh is None else mesh
+    resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch))
     _agree_over_processes(resolved, seed)
     fns = functional(
         model=model,
@@ -87,10 +101,15 @@ def initialize(
         schedule=schedule,
         trainable=trainable,
     )
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    check_host_memory(fns.host_budget, len(local), local[0].platform)
     if params is not None:
         params = _like_model(params, fns.placements.params)
-    state = fns.init(np.uint32(seed)) if params is None else fns.init(np.uint32(seed), params)
-    return Engine(fns, state)
+    given = () if params is None else (params,)
+    if fns.division is None:
+        return Engine(fns, fns.init(np.uint32(seed), *given))
+    swapped = Swapped(fns)
+    return Engine(fns, swapped.init(np.uint32(seed), *given), swapped)
 
 
 class Engine:
@@ -98,13 +117,16 @@ class Engine:
 
     Attributes:
         functional: the pure functions and everything fixed about the run.
-        state: the live `TrainState`; its arrays are in stored (padded) shapes.
+        state: the live `TrainState`; its arrays are in stored (padded) shapes. With the optimizer on NVMe it has
+            parameters as they compute, and None for moments that are in files.
     """
 
-    def __init__(self, functional: Functional, state: TrainState):
+    def __init__(self, functional: Functional, state: TrainState, swapped: Swapped | None = None):
         self.functional = functional
         self.state = state
-        self._scaler_exhausted: jax.Array | None = None
+        self._swapped = swapped
+        self._unread: dict[str, jax.Array] | None = None
+        self._stopped: JzeroError | None = None
 
     @property
     def config(self) -> Config:
@@ -128,8 +150,12 @@ class Engine:
 
     @property
     def params(self) -> Any:
-        """The master parameters as global arrays of their true shapes: the live arrays, or copies of padded ones."""
-        return unpad(self.state.params, self.placements)
+        """The master parameters as global arrays of their true shapes: the live arrays, or copies of padded ones.
+
+        With offloading they are in host memory, where `jax` cannot compute with them: `numpy.asarray` or
+        `jax.device_put` makes a copy that can be used. With the optimizer on NVMe each access reads them from there.
+        """
+        return unpad(self._whole_state().params, self.placements)
 
     def explain(self) -> Explanation:
         """What a training step does with each parameter: where it lies, when it is gathered, and what travels.
@@ -151,26 +177,44 @@ class Engine:
 
         Returns:
             Scalars, still on the devices: `loss` (mean over the whole batch), `grad_norm` (before clipping),
-            `learning_rate` and `loss_scale` (those this step used), `overflow` (this step was skipped),
-            `skipped_steps`, `applied_steps`, and what the loss returned.
+            `learning_rate`, `loss_scale` and, where a schedule cycles it, `momentum` (those this step used),
+            `overflow` (this step was skipped),
+            `nonfinite_leaf` and `nonfinite_micro_batch` (why, see `why_skipped`; -1 where there is none),
+            `skipped_steps`, `skipped_in_a_row`, `skipped_share` (of the last 100 steps), `applied_steps`, and what the
+            loss returned.
 
         Raises:
             BatchError: if the batch has other shapes than the sample. Nothing has started then: this process may come
                 back with a better batch, while the others wait for it.
-            LossScaleError: if the previous step overflowed at the smallest loss scale.
+            LossScaleError: if the step before this one overflowed at the smallest loss scale.
+            SkippedStepsError: if it was the last of `jzero.max_skipped_steps_in_a_row`.
         """
         batch = self._place(batch)
-        if self._scaler_exhausted is not None and bool(self._scaler_exhausted):
-            raise LossScaleError(
-                f"fp16 gradients overflow at the smallest loss scale ({float(self.state.loss_scale.scale):g}, "
-                f"fp16.min_loss_scale) at step {int(self.state.step)}: the model diverges or does not fit fp16; "
-                "lower the learning rate or use bf16."
-            )
-        self.state, metrics = self.functional.step(self.state, batch)
-        # Read one step late, so that the devices never wait for the host. A copy, because the next step reuses the
-        # state's memory.
-        self._scaler_exhausted = jnp.copy(self.state.loss_scale.exhausted) if self._scales_dynamically else None
+        if self._stopped is not None:
+            raise self._stopped
+        step = self.functional.step if self._swapped is None else self._swapped.step
+        self.state, metrics = step(self.state, batch)
+        # Read one step late, while the next one already runs, so that the devices never wait for the host.
+        before, self._unread = self._unread, self._watched(metrics)
+        if before is not None:
+            self._stop_if_lost(before)
         return metrics
+
+    def why_skipped(self, metrics: Mapping[str, Any]) -> str | None:
+        """Says in one sentence why a step was skipped: the parameter and the micro-batch in which it went wrong first.
+
+        Args:
+            metrics: what `train_batch` returned for it.
+
+        Returns:
+            Such as "step 17 was skipped: the gradient of h.3.mlp.fc.kernel is not finite, first in micro-batch 2 of 4";
+            None if the step was taken. Waits until the step is done.
+        """
+        if not metrics["overflow"]:
+            return None
+        trained, _ = split(self.placements, self.functional.recipe.trainable)
+        names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained, is_leaf=is_placement)]
+        return why_skipped(metrics, names, self.config.gradient_accumulation_steps)
 
     def eval_batch(self, batch: Any) -> dict[str, jax.Array]:
         """Evaluates the loss without training.
@@ -195,42 +239,124 @@ class Engine:
 
         return self.functional.evaluate(self.state, jax.tree_util.tree_map_with_path(place, batch))
 
-    def save_checkpoint(self, path: "str | os.PathLike[str]", extra: dict[str, Any] | None = None) -> None:
-        """Writes the whole state; every process must call it.
+    def save_checkpoint(
+        self,
+        path: "str | os.PathLike[str]",
+        extra: dict[str, Any] | None = None,
+        *,
+        only: str | Sequence[str] = "*",
+        wait: bool = True,
+    ) -> checkpoint.Saving:
+        """Writes the state, frozen parameters included; every process must call it.
 
         Args:
             path: a folder to create, or an earlier checkpoint to replace.
             extra: JSON-serialisable facts to store beside the state, such as a data position.
+            only: globs over the paths of the leaves to save, such as `"params/*lora*"`; `*` also crosses `/`.
+            wait: for the checkpoint to be complete. Without it training goes on as soon as the state is copied, and
+                the save must be waited for before the program ends.
+
+        Returns:
+            The save; its `wait()` raises what went wrong in the background.
 
         Raises:
             CheckpointError: if it cannot be written.
         """
-        shapes = {path_name(p): list(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(self.placements)}
-        checkpoint.save(
+        saving = checkpoint.save(
             path,
-            self.state,
-            {"config": self.config.model_dump(exclude_none=True), "shapes": shapes, "extra": extra or {}},
+            self._whole_state(),
+            train_state.describe(self.functional, self.state, extra or {}),
+            placements=self.functional.placements,
+            only=_globs(only),
         )
+        if wait:
+            saving.wait()
+        return saving
 
-    def load_checkpoint(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
-        """Reads a state back; every process must call it.
+    def load_checkpoint(
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        only: str | Sequence[str] = "*",
+        missing: Literal["refuse", "keep"] = "refuse",
+        extra: Literal["refuse", "ignore"] = "refuse",
+        changed: Literal["refuse", "keep"] = "refuse",
+        layers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Reads a state back, whatever stage, devices, processes and precision it was saved under.
+
+        Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state.
 
         Args:
-            path: what `save_checkpoint` wrote.
+            path: what `save_checkpoint` wrote, or a folder of checkpoints, of which the newest complete one is taken.
+            only: globs over paths: `"params/*"` loads the parameters and leaves the rest alone; `*` also crosses `/`.
+            missing: `"keep"` leaves the present values where the checkpoint lacks a leaf.
+            extra: `"ignore"` allows leaves that only the checkpoint has.
+            changed: `"keep"` leaves the present values where shapes differ, as for a new head.
+            layers: where layers are unrolled there and scanned here, or the other way: the unrolled path with `*` for
+                the number -> the scanned path, such as `{"h/*": "h"}`.
 
         Returns:
             The `extra` that was saved.
 
         Raises:
-            CheckpointError: if there is no complete checkpoint, or it belongs to another model.
+            CheckpointError: if there is no complete checkpoint, it belongs to another model, or it is damaged. Once its
+                arrays are being read, this engine has no state until another checkpoint is loaded.
+
+        Example:
+            `engine.load_checkpoint("pretrained", only="params/*", changed="keep")` starts from given weights with a
+            new head.
         """
-        self.state, metadata = checkpoint.load(path, self.functional.state)
-        self._scaler_exhausted = None
+        selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
+        state, metadata = train_state.restore(path, self.functional, self._whole_state(), selection)
+        self.state = state if self._swapped is None else self._swapped.replace(state)
+        self._unread = self._stopped = None
         return metadata["extra"]
 
-    @property
-    def _scales_dynamically(self) -> bool:
-        return self.config.precision == "fp16" and not self.config.fp16.loss_scale
+    def recover(self) -> int:
+        """Goes on from what an earlier run left on NVMe: its last step that was taken; every process must call it.
+
+        For a run that was killed, before this engine's first step. A checkpoint is as good, and older.
+
+        Returns:
+            The number of steps, skipped ones included, that this state has seen. Frozen parameters stay as they are.
+
+        Raises:
+            OffloadError: nothing of this model is there.
+        """
+        if self._swapped is None:
+            raise OffloadError("nothing is kept on NVMe (zero_optimization.offload_optimizer); load a checkpoint.")
+        self.state = self._swapped.recover(self.state)
+        self._unread = self._stopped = None
+        return int(self.state.step)
+
+    def _whole_state(self) -> TrainState:
+        """The state with what is in files, which then takes host memory."""
+        return self.state if self._swapped is None else self._swapped.whole(self.state)
+
+    def _watched(self, metrics: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
+        """What has to be read of a step to know whether the run goes on, if anything."""
+        if self.config.precision == "fp16" and not self.config.fp16.loss_scale:
+            # A copy, because the next step reuses the state's memory.
+            return {**metrics, "exhausted": jnp.copy(self.state.loss_scale.exhausted)}
+        return metrics if self.config.jzero.max_skipped_steps_in_a_row is not None else None
+
+    def _stop_if_lost(self, metrics: dict[str, jax.Array]) -> None:
+        """Ends a run that skips step after step."""
+        most = self.config.jzero.max_skipped_steps_in_a_row
+        if "exhausted" in metrics and bool(metrics["exhausted"]):
+            self._stopped = LossScaleError(
+                f"fp16 gradients overflow at the smallest loss scale ({float(metrics['loss_scale']):g}, "
+                f"fp16.min_loss_scale): {self.why_skipped(metrics)}; the model diverges or does not fit fp16: "
+                "lower the learning rate or use bf16."
+            )
+        elif most is not None and int(metrics["skipped_in_a_row"]) >= most:
+            self._stopped = SkippedStepsError(
+                f"{most} steps in a row were skipped (jzero.max_skipped_steps_in_a_row); {self.why_skipped(metrics)}; "
+                "look for bad data in the batch, or lower the learning rate."
+            )
+        if self._stopped is not None:
+            raise self._stopped
 
     def _place(self, batch: Any) -> Any:
         """Checks a training batch and spreads it over the mesh, `[rows, ...]` -> `[accumulation, micro-batch, ...]`."""
@@ -255,6 +381,10 @@ class Engine:
             return jax.make_array_from_process_local_data(like.sharding, local, like.shape)
 
         return jax.tree_util.tree_map_with_path(place, batch, expected)
+
+
+def _globs(only: str | Sequence[str]) -> tuple[str, ...]:
+    return (only,) if isinstance(only, str) else tuple(only)
 
 
 def _like_model(params: Any, placements: Any) -> Any:

@@ -19,6 +19,7 @@ from jzero import compat
 from jzero.functional import Functional
 from jzero.layout import Placement, path_name
 from jzero.state import is_placement
+from jzero.step import train_step
 from jzero.units import format_bytes
 
 _LABEL = re.compile(r"(gather|scatter)\[([^\]]*?)(?: for ([^\]]*))?\]")
@@ -90,7 +91,7 @@ def explain(functional: Functional) -> Explanation:
     Returns:
         One entry per parameter.
     """
-    step, _ = compat.trace(functional.step, functional.state, functional.batch)
+    step, _ = compat.trace(train_step(functional.recipe), functional.state, functional.batch)
     found: dict[tuple[str, str], list[_Collective]] = defaultdict(list)
     for collective in _collectives(step):
         found[collective.kind, collective.name].append(collective)

@@ -16,18 +16,36 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.compiler import compiler_options
 from jzero.config import Config
+from jzero.config.auto import hidden_size_of
 from jzero.errors import BatchError, ConfigError, ModelError
 from jzero.gather import scanned_dims
+from jzero.gather.regions import inputs_on_host
 from jzero.layout import SMALL_LEAF_ELEMENTS, Placement, path_name, place_all
 from jzero.loss_scale import init_loss_scale
-from jzero.mesh import DATA_AXES, n_data_shards
+from jzero.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.model import Model, adapt
+from jzero.offload.budget import Budget, budget
+from jzero.offload.nvme.divide import Division, Pending, divide
+from jzero.offload.residence import residence
+from jzero.offload.stream import PIECE_ELEMENTS
+from jzero.offload.update import plan_update
 from jzero.optim import build_optimizer
 from jzero.precision import Precision, precision
-from jzero.schedules import build_schedule
+from jzero.recipe import Recipe
+from jzero.remat import remat
 from jzero.stages import stage_plan
-from jzero.state import TrainState, is_placement, pad, place_like_params, replicated, shardings, split, stored
-from jzero.step import Recipe, eval_step, shard_over_data, train_step
+from jzero.state import (
+    TrainState,
+    is_placement,
+    owners,
+    pad,
+    place_like_params,
+    replicated,
+    shardings,
+    split,
+    stored,
+)
+from jzero.step import eval_step, train_step
 
 Trainable = Callable[[str], bool]
 
@@ -39,13 +57,18 @@ class Functional:
     Attributes:
         init: `init(seed) -> state`; jitted, every array is born sharded.
         step: `step(state, batch) -> (state, metrics)`; jitted, the old state's memory is reused. Leaves of `batch` are
-            `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`.
+            `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`. With state in files it leaves
+            something to be done, see `jzero.step.train_step`.
         evaluate: `evaluate(state, batch) -> metrics`; jitted, leaves of `batch` are `[rows, ...]`.
         state: the abstract state, with shardings: padded shapes, as stored.
         batch: the abstract training batch, with shardings.
         placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
         scanned: for the index of a parameter, in flattening order, the dimensions that a loop over layers walks along.
+        host_budget: what offloading takes of the host, for each device.
         recipe: everything fixed that went into the above.
+        initial: `init` as a plain function, of the whole state.
+        whole: the abstract state with what is in files, which then lies in host memory; else the same as `state`.
+        division: what of it is in files; None if nothing is.
     """
 
     init: Any
@@ -55,7 +78,11 @@ class Functional:
     batch: Any
     placements: TrainState
     scanned: Mapping[int, frozenset[int]]
+    host_budget: Budget
     recipe: Recipe
+    initial: Callable
+    whole: TrainState
+    division: Division | None
 
 
 def functional(
@@ -85,13 +112,20 @@ def functional(
     Raises:
         JzeroError: whatever does not fit, in one sentence.
     """
+    group = config.zero_optimization.shard_group
+    if group is not None and group != mesh.shape["shard"]:
+        raise ConfigError(
+            f"`zero_optimization.mics_shard_size` = {group}, but the axis `shard` of the mesh has "
+            f"{mesh.shape['shard']} devices; pass make_mesh(replica=...) that fits, or no mesh."
+        )
     plan, dtypes = stage_plan(config.zero_optimization.stage), precision(config)
     batch = _batch_shapes(sample_batch, config, mesh)
     local_batch = _local_shapes(batch, n_data_shards(mesh))
-    pure_model = adapt(model, loss_fn)
+    pure_model = _recomputing(model, loss_fn, config)
     params, model_state = _abstract_model(pure_model, dtypes, local_batch)
     mask = _trainable_mask(params, trainable)
-    casts = jax.tree.map(lambda x: dtypes.casts(x.dtype), params)
+    dtypes.check(params)
+    casts = dtypes.casts(params)
 
     scanned = _scanned(pure_model, dtypes, mesh, params, model_state, local_batch)
     threshold = config.zero_optimization.stage3_param_persistence_threshold
@@ -100,15 +134,47 @@ def functional(
         mesh.shape["shard"] if plan.shards_state else 1,
         keep_whole_up_to=threshold if plan.persists_small_leaves else SMALL_LEAF_ELEMENTS,
         undividable=scanned,
+        even_alone=config.zero_optimization.offloads_params or config.zero_optimization.swaps_optimizer,
     )
-    if optimizer is None:
-        optimizer, schedule = _configured_optimizer(config, schedule)
+    lives = residence(config, plan, placements, mask, PIECE_ELEMENTS)
     trained, _ = split(params, mask)
-    opt_state = jax.eval_shape(optimizer.init, trained)
+    momentum = None
+    if optimizer is None:
+        optimizer, schedule, momentum = build_optimizer(
+            config, schedule=schedule, parameters=_loop_dims(params, mask, scanned)
+        )
+    elif config.jzero.param_groups:
+        raise ConfigError(
+            "jzero.param_groups is for the configuration's `optimizer`, and another one was passed as `optimizer=`; "
+            "use optax.masked there, or remove the key."
+        )
+    opt_state = jax.eval_shape(lambda trained: optimizer.init(dtypes.optimized(trained)), trained)
     trained_placements, _ = split(placements, mask)
     opt_placements = place_like_params(opt_state, trained, trained_placements)
+    mirrored, hosted = owners(opt_state, trained), jax.tree.leaves(split(lives.on_host, mask)[0])
+    opt_on_host = jax.tree.map(lambda owner: owner >= 0 and hosted[owner], mirrored)
+    update_plan = None
+    if any(hosted):
+        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(trained)]
+        lie = jax.tree.leaves(trained_placements, is_leaf=is_placement)
+        update_plan = plan_update(
+            optax.with_extra_args_support(optimizer), trained, opt_state, jax.tree.leaves(mirrored), names, lie, hosted
+        )
     recipe = Recipe(
-        pure_model, config, plan, dtypes, mesh, placements, mask, casts, optimizer, opt_placements, schedule
+        model=pure_model,
+        config=config,
+        plan=plan,
+        precision=dtypes,
+        mesh=mesh,
+        placements=placements,
+        trainable=mask,
+        casts=casts,
+        optimizer=optimizer,
+        opt_placements=opt_placements,
+        schedule=schedule,
+        momentum=momentum,
+        residence=lives,
+        update_plan=update_plan,
     )
 
     def init_state(seed: jax.Array, given_params: Any = None) -> TrainState:
@@ -116,11 +182,11 @@ def functional(
         made, state = pure_model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
         if given_params is not None:
             made = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), given_params, made)
-        master = jax.tree.map(dtypes.master, made)
+        master = dtypes.masters(made)
         return TrainState(
             params=pad(master, placements),
-            opt_state=pad(optimizer.init(split(master, mask)[0]), opt_placements),
-            model_state=state,
+            opt_state=pad(optimizer.init(dtypes.optimized(split(master, mask)[0])), opt_placements),
+            model_state=dtypes.state(state),
             loss_scale=init_loss_scale(config),
             step=jnp.zeros((), jnp.int32),
             applied_steps=jnp.zeros((), jnp.int32),
@@ -130,24 +196,72 @@ def functional(
     true_state = jax.eval_shape(init_state, jnp.uint32(0))
     whole = jax.tree.map(lambda x: Placement(tuple(x.shape)), true_state)
     state_placements = TrainState(**{**vars(whole), "params": placements, "opt_state": opt_placements})
-    state_shardings = shardings(state_placements, mesh)
-    everywhere = replicated(mesh)
+    on_device = jax.tree.map(lambda _: False, true_state)
+    on_host = TrainState(**{**vars(on_device), "params": lives.on_host, "opt_state": opt_on_host})
+    whole_state = abstract_state = stored(state_placements, true_state, mesh, on_host)
+    everywhere, division, init = replicated(mesh), None, init_state
+    at = shardings(state_placements, mesh, on_host)
+    outputs: tuple = (at, everywhere)
+    if lives.in_files:
+        assert update_plan is not None
+        division = divide(update_plan, whole_state, mask, casts)
+        abstract_state = division.abstract(stored(state_placements, true_state, mesh))
+        at = jax.tree.map(lambda x: x.sharding, abstract_state)
+        left = [NamedSharding(mesh, p.spec) for p in division.placements]
+        outputs = (division.without(at), everywhere, Pending(left, *[everywhere] * 3))  # pyright: ignore
+        init = lambda *given: division.on_devices(init_state(*given))
     options = compiler_options(mesh, config, dtypes, _layer_size(placements, scanned))
     return Functional(
-        init=jax.jit(init_state, out_shardings=state_shardings),
+        init=jax.jit(init, out_shardings=at),
         step=jax.jit(
             train_step(recipe),
-            donate_argnums=0,
-            out_shardings=(state_shardings, everywhere),
+            donate_argnums=() if lives.in_files else 0,
+            out_shardings=outputs,
             compiler_options=options,
         ),
         evaluate=jax.jit(eval_step(recipe), out_shardings=everywhere, compiler_options=options),
-        state=stored(state_placements, true_state, mesh),
+        state=abstract_state,
         batch=batch,
         placements=state_placements,
         scanned=scanned,
+        host_budget=budget(
+            abstract_state,
+            on_device.params if lives.in_files else lives.on_host,
+            placements,
+            at_use=lives.at_use,
+            n_micro=config.gradient_accumulation_steps,
+            in_files=division.bytes_in_files(whole_state) if division else 0,
+        ),
         recipe=recipe,
+        initial=init_state,
+        whole=whole_state,
+        division=division,
     )
+
+
+def model_width(model: Any, loss_fn: Callable, sample_batch: Any) -> int | None:
+    """The width of a model, which `"auto"` sizes of buckets derive from; None if it has no matrices.
+
+    Args:
+        model: see `functional`.
+        loss_fn: see `functional`.
+        sample_batch: see `functional`; the model is traced with its shapes.
+    """
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), sample_batch
+    )
+    params, _ = jax.eval_shape(adapt(model, loss_fn).init, jax.eval_shape(jax.random.key, 0), batch)
+    return hidden_size_of(x.shape for x in jax.tree.leaves(params))
+
+
+def _recomputing(model: Any, loss_fn: Callable, config: Config) -> Model:
+    """The model with what the configuration says of rematerialisation."""
+    if config.jzero.remat:
+        model = remat(model, config.jzero.remat.modules, config.jzero.remat.policy)
+    pure_model = adapt(model, loss_fn)
+    if config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing:
+        return pure_model._replace(apply=inputs_on_host(pure_model.apply))
+    return pure_model
 
 
 def _batch_shapes(sample_batch: Any, config: Config, mesh: Mesh) -> Any:
@@ -180,7 +294,7 @@ def _abstract_model(model: Model, dtypes: Precision, local_batch: Any) -> tuple[
 
     def init(key, batch):
         params, model_state = model.init(key, batch)
-        return jax.tree.map(dtypes.master, params), model_state
+        return dtypes.masters(params), dtypes.state(model_state)
 
     params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
     if not jax.tree.leaves(params):
@@ -217,7 +331,7 @@ def _scanned(
         def loss(params, model_state, batch, key):
             return model.apply(params, model_state, batch, key, True)
 
-        found.update(scanned_dims(loss, dtypes.inputs(params), model_state, dtypes.inputs(batch), key))
+        found.update(scanned_dims(loss, dtypes.computed(params), model_state, dtypes.inputs(batch), key))
         return ()
 
     spec = PartitionSpec()
@@ -236,12 +350,11 @@ def _layer_size(placements: Any, scanned: Mapping[int, frozenset[int]]) -> int:
     )
 
 
-def _configured_optimizer(
-    config: Config, schedule: optax.Schedule | None
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    if config.optimizer is None:
-        raise ConfigError(
-            "the configuration has no `optimizer`; add one, or pass an optax transformation as `optimizer=`."
-        )
-    schedule = schedule or build_schedule(config.scheduler, config.optimizer.params.lr)
-    return build_optimizer(config.optimizer, schedule), schedule
+def _loop_dims(params: Any, mask: Any, scanned: Mapping[int, frozenset[int]]) -> Mapping[str, frozenset[int]]:
+    """Dotted name of each trainable parameter -> the dimensions that a loop over layers walks along."""
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return {
+        name: scanned.get(i, frozenset())
+        for i, (name, wanted) in enumerate(zip(names, jax.tree.leaves(mask), strict=True))
+        if wanted
+    }

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from rich.table import Table
 
+from jzero.offload.memory import PINNED_HOST
+from jzero.precision import DTYPES
 from jzero.stages import Gather, StagePlan
 from jzero.state import is_placement, split
 from jzero.units import format_bytes
@@ -28,6 +31,7 @@ class Holding:
     Attributes:
         part: what it is.
         lasts: between steps; else it exists only inside a step.
+        on_host: in host memory; else on the device.
         n_bytes: bytes on the fullest device of this process.
         paper_bytes: what the paper's formula says, None where it has no term.
         formula: the paper's term, as text.
@@ -36,6 +40,7 @@ class Holding:
 
     part: str
     lasts: bool
+    on_host: bool
     n_bytes: int
     paper_bytes: float | None
     formula: str
@@ -62,27 +67,61 @@ def holdings(engine: "Engine") -> list[Holding]:
     def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> Holding:
         paper = None if bytes_each is None else bytes_each * n_params / shards
         formula = "" if bytes_each is None else f"{bytes_each}P" if shards == 1 else f"{bytes_each}P/{shards}"
-        return Holding(name, lasts, n_bytes, paper, formula, why)
+        return Holding(name, lasts, False, n_bytes, paper, formula, why)
 
     spread = _spread(placements, n_state)
+    needed, at_use = engine.functional.host_budget, engine.functional.recipe.residence.at_use
+    hosted = [
+        Holding(
+            "on the host: parameters and moments",
+            True,
+            True,
+            needed.state,
+            None,
+            "",
+            "pass through the device in pieces",
+        ),
+        Holding(
+            "on the host: gradients", False, True, needed.gradients, None, "", "leave the backward pass as they arise"
+        ),
+    ]
+    swaps = needed.in_files > 0
+    if swaps:
+        why = "read, updated on the CPU and written in every step; the disk takes it twice"
+        hosted.append(Holding("in files: parameters and moments", True, True, needed.in_files, None, "", why))
     rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
     return [
-        part("master parameters", True, device_bytes(state.params), 4, n_state, spread),
+        part(
+            "parameters, as they compute" if swaps else "master parameters",
+            True,
+            device_bytes(state.params),
+            2 if swaps else 4,
+            n_state,
+            spread,
+        ),
         part(
             "optimizer state", True, device_bytes(state.opt_state), 8, n_state, "lies like the parameters it belongs to"
         ),
         part("model state, scaler, rng", True, device_bytes(rest), None, 1, "small, so a copy on each device"),
-        part("gradients", False, _grads_bytes(engine), 2, n_grads, f"fp32, {plan.reduce.value}"),
+        part(
+            "gradients",
+            False,
+            0 if at_use else _grads_bytes(engine),
+            2,
+            n_grads,
+            f"{_grads_dtype(engine)}, {plan.reduce.value}",
+        ),
         part(
             "parameters in compute", False, _compute_bytes(engine, placements), 2, n_compute, _compute_why(engine, plan)
         ),
+        *[part for part in hosted if part.n_bytes],
     ]
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that a pytree of live arrays occupies on the fullest device of this process."""
+    """Bytes that a pytree of live arrays occupies on the fullest device of this process, host memory left out."""
     totals = dict.fromkeys(jax.local_devices(), 0)
-    for leaf in jax.tree.leaves(tree):
+    for leaf in [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != PINNED_HOST]:
         for shard in leaf.addressable_shards:
             totals[shard.device] += shard.data.nbytes
     return max(totals.values())
@@ -102,7 +141,7 @@ def holdings_table(engine: "Engine") -> Table:
     table.add_column("ZeRO paper", justify="right")
     table.add_column("why", overflow="fold")
     for lasts in (True, False):
-        rows = [part for part in parts if part.lasts is lasts]
+        rows = [part for part in parts if part.lasts is lasts and not part.on_host]
         for row in rows:
             table.add_row(row.part, format_bytes(row.n_bytes), _paper(row.formula, row.paper_bytes), row.why)
         table.add_section()
@@ -113,6 +152,12 @@ def holdings_table(engine: "Engine") -> Table:
             what, format_bytes(total), format_bytes(paper), "activations come on top" * (not lasts), style="bold"
         )
         table.add_section()
+    for row in [part for part in parts if part.on_host]:
+        table.add_row(row.part, format_bytes(row.n_bytes), "-", row.why)
+    if (needed := engine.functional.host_budget).state:
+        copies = f"{format_bytes(needed.to_device)} in, {format_bytes(needed.to_host)} out"
+        why = f"in every step: {needed.seconds:.2g} s at least on PCIe 4.0 x16"
+        table.add_row("over PCIe", copies, "-", why)
     return table
 
 
@@ -131,12 +176,19 @@ def _spread(placements: list[Any], n_shards: int) -> str:
     return text
 
 
+def _grads_dtype(engine: "Engine") -> str:
+    """In which gradients are added up over micro-batches; one micro-batch alone gives them in fp32."""
+    accumulated = jnp.dtype(engine.functional.recipe.precision.accumulate)
+    names = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
+    return names[accumulated] if engine.config.gradient_accumulation_steps > 1 else "fp32"
+
+
 def _grads_bytes(engine: "Engine") -> int:
-    """The fp32 accumulator: trainable parameters only, in shards where every micro-batch scatters."""
+    """The accumulator: trainable parameters only, in shards where every micro-batch scatters."""
     trained, _ = split(engine.placements, engine.functional.recipe.trainable)
     sharded = engine.stage_plan.scatters_at_use
     shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
-    return 4 * sum(map(math.prod, shapes))
+    return jnp.dtype(DTYPES[_grads_dtype(engine)]).itemsize * sum(map(math.prod, shapes))
 
 
 def _compute_bytes(engine: "Engine", placements: list[Any]) -> int:

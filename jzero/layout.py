@@ -88,6 +88,7 @@ def place(
     *,
     keep_whole_up_to: int = 0,
     undividable: Collection[int] = (),
+    even_alone: bool = False,
 ) -> Placement:
     """Chooses the placement of one array.
 
@@ -97,6 +98,8 @@ def place(
         keep_whole_up_to: leaves of at most this many elements stay replicated
             (DeepSpeed key `stage3_param_persistence_threshold`).
         undividable: dimensions that must stay whole, such as the one a `scan` walks over.
+        even_alone: divide over a single shard too: a parameter that lives on the host is fetched at use like one that
+            lives on several devices.
 
     Returns:
         The first dimension that divides evenly; failing that the one that needs the least padding, in proportion, for a
@@ -109,7 +112,7 @@ def place(
     size = math.prod(shape)
     whole = Placement(shape)
     dims = [d for d in range(len(shape)) if d not in undividable]
-    if n_shards == 1 or size <= keep_whole_up_to or size == 0 or not dims:
+    if (n_shards == 1 and not even_alone) or size <= keep_whole_up_to or size == 0 or not dims:
         return whole
     stacked = 0 in undividable
     for d in dims:
@@ -127,6 +130,7 @@ def place_all(
     *,
     keep_whole_up_to: int = 0,
     undividable: Mapping[int, Collection[int]] | None = None,
+    even_alone: bool = False,
 ):
     """Chooses the placement of every leaf of a parameter tree.
 
@@ -135,6 +139,7 @@ def place_all(
         n_shards: the size of the mesh's `shard` axis.
         keep_whole_up_to: see `place`.
         undividable: for the index of a leaf (in flattening order), the dimensions that must stay whole.
+        even_alone: see `place`.
 
     Returns:
         A pytree of `Placement`s with the structure of `params`.
@@ -142,7 +147,13 @@ def place_all(
     leaves, treedef = jax.tree.flatten(params)
     undividable = undividable or {}
     placements = [
-        place(tuple(x.shape), n_shards, keep_whole_up_to=keep_whole_up_to, undividable=undividable.get(i, ()))
+        place(
+            tuple(x.shape),
+            n_shards,
+            keep_whole_up_to=keep_whole_up_to,
+            undividable=undividable.get(i, ()),
+            even_alone=even_alone,
+        )
         for i, x in enumerate(leaves)
     ]
     return treedef.unflatten(placements)

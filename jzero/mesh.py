@@ -5,13 +5,14 @@ and `tensor` is left to the compiler. The batch is split over the first two. Eve
 optimizer and the tensor axis rely on the compiler's own partitioning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
 
 AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
@@ -55,6 +56,40 @@ def make_mesh(devices: Sequence[Any] | None = None, *, replica: int = 1, tensor:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def mesh_for(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh that a configuration asks for: all devices on `shard`, or MiCS's groups at stage 3.
+
+    Args:
+        config: reads `zero_optimization.mics_shard_size`.
+        devices: as for `make_mesh`.
+
+    Raises:
+        ConfigError: the groups do not divide the devices.
+
+    Example:
+        >>> zero = {"stage": 3, "mics_shard_size": 4}
+        >>> dict(mesh_for(Config.load({"zero_optimization": zero}), jax.devices()[:8]).shape)
+        {'replica': 2, 'shard': 4, 'tensor': 1}
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    group = config.zero_optimization.shard_group
+    replica, left_over = divmod(len(devices), group or len(devices))
+    if left_over or not replica:
+        raise ConfigError(
+            f"`zero_optimization.mics_shard_size` = {group} does not divide the {len(devices)} devices into groups."
+        )
+    return make_mesh(devices, replica=replica)
+
+
+def platform(mesh: Mesh | AbstractMesh) -> str:
+    """What the devices of a mesh are, "cpu" or "gpu" or "cuda"; a mesh without devices stands for GPUs.
+
+    >>> platform(make_mesh(jax.devices()[:1]))
+    'cpu'
+    """
+    return "gpu" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+
+
 def n_data_shards(mesh: Mesh) -> int:
     """Counts the parts a batch is split into: the product of the data axes, DeepSpeed's data-parallel world size.
 
@@ -69,6 +104,13 @@ def n_data_shards(mesh: Mesh) -> int:
         2
     """
     return mesh.shape["replica"] * mesh.shape["shard"]
+
+
+def shard_over_data(fn: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    """`jax.shard_map` over the data axes; the tensor axis is left to the compiler."""
+    return jax.shard_map(
+        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(DATA_AXES), check_vma=False
+    )
 
 
 def simulate_devices(n: int) -> None:

@@ -6,7 +6,8 @@ data shard.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,13 @@ from flax import nnx
 
 from jzero.errors import ModelError
 from jzero.mesh import DATA_AXES
+from jzero.tied import tied_names
 
 STEP_METRICS = frozenset(
-    {"loss", "grad_norm", "learning_rate", "loss_scale", "overflow", "skipped_steps", "applied_steps"}
+    {
+        *("loss", "grad_norm", "learning_rate", "loss_scale", "overflow", "skipped_steps", "applied_steps"),
+        *("skipped_share", "skipped_in_a_row", "nonfinite_leaf", "nonfinite_micro_batch"),
+    }
 )
 """What a training step reports by itself; a loss function's own metrics have other names."""
 
@@ -56,10 +61,12 @@ class Model(NamedTuple):
     Attributes:
         init: `init(key, batch) -> (params, model_state)`, for use under `jit`; the batch gives shapes only.
         apply: `apply(params, model_state, batch, key, train) -> Outcome`, inside `shard_map` over the data axes.
+        aliases: further dotted names of tied parameters -> the name of the leaf.
     """
 
     init: Callable[[jax.Array, Any], tuple[Any, Any]]
     apply: Callable[[Any, Any, Any, jax.Array, bool], Outcome]
+    aliases: Mapping[str, str] = MappingProxyType({})
 
 
 def adapt(model: Any, loss_fn: Callable) -> Model:
@@ -155,7 +162,14 @@ def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
 
     kinds = (nnx.Param, nnx.RngState, ...)
     # Split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.
-    graphdef, *shapes = jax.eval_shape(lambda: nnx.split(make(nnx.Rngs(0)), *kinds))
+    aliases: dict[str, str] = {}
+
+    def described():
+        module = make(nnx.Rngs(0))
+        aliases.update(tied_names(module))
+        return nnx.split(module, *kinds)
+
+    graphdef, *shapes = jax.eval_shape(described)
     as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
     streams_shapes = jax.tree.leaves(shapes[1])
 
@@ -185,7 +199,7 @@ def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
         kept = [x.get_value() if isinstance(x, nnx.Variable) else x for x in kept]
         return Outcome(value, metrics, jax.tree.structure(model_state).unflatten(kept))
 
-    return Model(init, apply)
+    return Model(init, apply, aliases)
 
 
 def _follow_the_engine(part: nnx.Module) -> None:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.layout import Placement
 from jzero.loss_scale import LossScaleState
+from jzero.offload import memory
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +64,31 @@ def unpad(tree: Any, placements: Any) -> Any:
     return jax.tree.map(lambda p, x: p.unpad(x), placements, tree, is_leaf=is_placement)
 
 
+def owners(state: Any, params: Any) -> Any:
+    """Finds the parameter that each leaf of an optimizer state mirrors.
+
+    Args:
+        state: abstract optimizer state, true shapes.
+        params: abstract trainable parameters, true shapes.
+
+    Returns:
+        A pytree like `state` of indices in the flattening order of `params`, -1 for what mirrors none. A leaf mirrors a
+        parameter if its path ends with the parameter's path and the shapes agree, which holds for the moments of every
+        optax transformation that maps over the parameters.
+    """
+    by_name = {
+        tuple(map(str, path)): (i, leaf.shape)
+        for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params))
+    }
+
+    def owner(path: Any, leaf: Any) -> int:
+        name = tuple(map(str, path))
+        tails = (by_name.get(name[i:], (-1, None)) for i in range(len(name) + 1))
+        return next((i for i, shape in tails if shape == leaf.shape), -1)
+
+    return jax.tree_util.tree_map_with_path(owner, state)
+
+
 def place_like_params(state: Any, params: Any, placements: Any) -> Any:
     """Places an optimizer state: what mirrors a parameter lies like it, the rest is replicated.
 
@@ -72,30 +98,34 @@ def place_like_params(state: Any, params: Any, placements: Any) -> Any:
         placements: their placements.
 
     Returns:
-        A pytree of placements like `state`. A leaf mirrors a parameter if its path ends with the parameter's path and
-        the shapes agree, which holds for the moments of every optax transformation that maps over the parameters.
+        A pytree of placements like `state`.
     """
-    names = [tuple(map(str, path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    by_name = dict(zip(names, jax.tree.leaves(placements, is_leaf=is_placement), strict=True))
-
-    def placed(path: Any, leaf: Any) -> Placement:
-        name = tuple(map(str, path))
-        tails = (by_name.get(name[i:]) for i in range(len(name) + 1))
-        return next((p for p in tails if p and p.shape == leaf.shape), Placement(tuple(leaf.shape)))
-
-    return jax.tree_util.tree_map_with_path(placed, state)
+    flat = jax.tree.leaves(placements, is_leaf=is_placement)
+    place = lambda owner, leaf: flat[owner] if owner >= 0 else Placement(tuple(leaf.shape))
+    return jax.tree.map(place, owners(state, params), state)
 
 
-def shardings(placements: Any, mesh: Mesh) -> Any:
-    """Turns a pytree of placements into one of `NamedSharding`s."""
-    return jax.tree.map(lambda p: NamedSharding(mesh, p.spec), placements, is_leaf=is_placement)
+def shardings(placements: Any, mesh: Mesh, on_host: Any | None = None) -> Any:
+    """Turns a pytree of placements into one of `NamedSharding`s.
 
-
-def stored(placements: Any, dtypes: Any, mesh: Mesh) -> Any:
-    """The abstract arrays of a state as it is stored: padded shapes, with shardings."""
+    Args:
+        placements: pytree of `Placement`.
+        mesh: the devices.
+        on_host: pytree of bool like `placements`: what lives in host memory; nothing by default.
+    """
+    if on_host is None:
+        on_host = jax.tree.map(lambda _: False, placements, is_leaf=is_placement)
     return jax.tree.map(
-        lambda p, x: jax.ShapeDtypeStruct(p.padded_shape, x.dtype, sharding=NamedSharding(mesh, p.spec)),
+        lambda p, host: memory.sharding(mesh, p.spec, on_host=host), placements, on_host, is_leaf=is_placement
+    )
+
+
+def stored(placements: Any, dtypes: Any, mesh: Mesh, on_host: Any | None = None) -> Any:
+    """The abstract arrays of a state as it is stored: padded shapes, with shardings; see `shardings`."""
+    return jax.tree.map(
+        lambda p, s, x: jax.ShapeDtypeStruct(p.padded_shape, x.dtype, sharding=s),
         placements,
+        shardings(placements, mesh, on_host),
         dtypes,
         is_leaf=is_placement,
     )

@@ -4,33 +4,34 @@ Every process runs the same steps on its own rows of each batch; only the first 
 reads each step's metrics while the next step already runs, so the devices never wait for the host.
 """
 
+import functools
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.markup import escape
 
 from jzero import models
-from jzero.config import RunConfig
+from jzero.checkpoint import Checkpoints
+from jzero.config import Config, RunConfig, TrainingArguments
+from jzero.config.display import config_view
 from jzero.data import VOCAB_SIZE, Corpus, load_corpus
 from jzero.engine import Engine, initialize
-from jzero.errors import ConfigError
+from jzero.errors import CheckpointError, ConfigError
 from jzero.holdings import holdings_table
-from jzero.mesh import make_mesh, n_data_shards
-from jzero.monitor import ConsoleView, JsonLines, MetricWriter
+from jzero.interrupts import Interrupts, interrupts
+from jzero.mesh import mesh_for, n_data_shards
+from jzero.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
+from jzero.resume import LAYER_FORMS, Start, load_start
 from jzero.schedules import hf_schedule
-from jzero.state import replicated
 
 VALIDATION_WINDOWS = 256
 """An evaluation reads about this many windows of the validation text, the same ones every time."""
@@ -63,6 +64,7 @@ class Result:
         checkpoint: the last checkpoint.
         interrupted: stopped before `n_steps`.
         seconds: from the first step's compilation to the end.
+        signal: the number of the signal that stopped it, or 0.
     """
 
     step: int
@@ -70,6 +72,7 @@ class Result:
     checkpoint: Path
     interrupted: bool
     seconds: float
+    signal: int = 0
 
 
 def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None) -> Run:
@@ -83,26 +86,16 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     Raises:
         JzeroError: whatever does not fit, in one sentence.
     """
-    arguments = config.training_arguments
-    model = models.build(config.model)
-    if model.vocab_size is None:
-        raise ConfigError(
-            f"model.family {config.model['family']!r} classifies images, and jzero train reads text; "
-            "choose a family of language models, such as gpt."
-        )
-    if model.vocab_size < VOCAB_SIZE:
-        raise ConfigError(f"model.vocab_size is {model.vocab_size}; byte tokens need at least {VOCAB_SIZE}.")
-    if model.seq_len is not None and config.data.seq_len > model.seq_len:
-        raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
+    arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
-    mesh = make_mesh() if mesh is None else mesh
+    mesh = mesh_for(config.deepspeed) if mesh is None else mesh
     facts: dict[str, Any] = {
         "world": n_data_shards(mesh),
         "training_arguments": arguments,
         "hidden_size": model.hidden_size,
     }
-    # The schedule may need the number of steps, and that needs the batch size: resolve without the schedule first.
-    rows = config.deepspeed.model_copy(update={"scheduler": None}).resolve(**facts).train_batch_size
+    # The schedule may need the number of steps, and that needs the batch size: what is known so far decides that.
+    rows = config.deepspeed.resolve(**facts, partly=True).train_batch_size
     n_steps = arguments.max_steps
     if n_steps < 1:
         n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
@@ -113,11 +106,39 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         loss_fn=model.loss_fn,
         config=deepspeed,
         sample_batch=corpus.train.batch(0, rows),
-        schedule=None if has_schedule else hf_schedule(arguments, n_steps),
+        schedule=None if has_schedule else hf_schedule(_with_rate_of(deepspeed, arguments), n_steps),
         mesh=mesh,
         seed=arguments.seed,
     )
     return Run(engine, corpus, n_steps, config)
+
+
+def language_model(config: RunConfig) -> models.BuiltModel:
+    """The model of a run file.
+
+    Args:
+        config: from `jzero.config.load_run`.
+
+    Raises:
+        ConfigError: no such model, or one that cannot read the run file's text.
+    """
+    model = models.build(config.model)
+    if model.vocab_size is None:
+        raise ConfigError(
+            f"model.family {config.model['family']!r} classifies images, and jzero train reads text; "
+            "choose a family of language models, such as gpt."
+        )
+    if model.vocab_size < VOCAB_SIZE:
+        raise ConfigError(f"model.vocab_size is {model.vocab_size}; byte tokens need at least {VOCAB_SIZE}.")
+    if model.seq_len is not None and config.data.seq_len > model.seq_len:
+        raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
+    return model
+
+
+def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingArguments:
+    """The arguments with the optimizer's learning rate, which the file may set where the arguments do not."""
+    assert deepspeed.optimizer is not None  # the arguments are a source of one
+    return arguments.model_copy(update={"learning_rate": deepspeed.optimizer.params.lr})
 
 
 def describe(run: Run, console: Console) -> None:
@@ -136,20 +157,31 @@ def describe(run: Run, console: Console) -> None:
         "run": f"{run.n_steps:,} steps in {config.precision}, ZeRO stage {engine.stage_plan.stage}",
     }.items():
         console.print(f"[bold]{name:>6}[/bold]  {escape(text)}", highlight=False)
-    for note in run.config.deepspeed.notes:
+    for note in engine.config.notes:
         console.print(f"[bold]  note[/bold]  {escape(note)}", highlight=False)
+    if config.dump_state is True:
+        console.print()
+        console.print(config_view(config, world=n_data_shards(engine.mesh)), highlight=False)
     console.print()
     console.print(holdings_table(engine))
     console.print()
 
 
-def train(run: Run, *, console: Console | None = None, resume: Path | None = None) -> Result:
+def train(
+    run: Run,
+    *,
+    console: Console | None = None,
+    resume: Path | Literal["auto"] | None = None,
+    weights: Path | None = None,
+) -> Result:
     """Trains to the last step, or until it is interrupted.
 
     Args:
         run: from `prepare`.
         console: where the first process shows progress; none by default.
-        resume: a checkpoint to go on from.
+        resume: a checkpoint to go on from, or a folder of checkpoints, of which the newest is taken. "auto" looks into
+            `output_dir`, passes damaged ones over, and starts anew if there is none; what it chose is printed.
+        weights: a checkpoint from which a new run takes the parameters.
 
     Returns:
         How it ended; the state at that point is saved under `output_dir`.
@@ -157,28 +189,53 @@ def train(run: Run, *, console: Console | None = None, resume: Path | None = Non
     Raises:
         CheckpointError: if `resume` is no checkpoint of this model.
         LossScaleError: if fp16 training diverges.
+        SkippedStepsError: if more steps in a row are skipped than the configuration allows.
     """
     engine, arguments = run.engine, run.config.training_arguments
-    position = engine.load_checkpoint(resume)["next_batch"] if resume is not None else 0
-    if position >= run.n_steps:
-        raise ConfigError(
-            f"{resume} is already at step {position} of {run.n_steps}; raise training_arguments.max_steps."
-        )
-    loop = _Loop(run, position, _writers(run, position, console, resumed=resume is not None))
-    start = time.monotonic()
-    try:
-        with _interrupts(engine.mesh, console) as interrupts:
+    say = functools.partial(_say, console)
+    with ExitStack() as closing:
+        checkpoints = closing.enter_context(_checkpoints(run, say))
+        start = load_start(engine, checkpoints.folder, resume, say)
+        if start.step >= run.n_steps:
+            reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
+            raise ConfigError(f"{reached}; raise training_arguments.max_steps.")
+        if weights is not None and start.checkpoint is None:
+            engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
+        writers = _writers(run, start.step, console, resumed=start.checkpoint is not None)
+        loop = _Loop(run, checkpoints, start, writers, say)
+        for writer in loop.writers:
+            closing.callback(loop.try_to_write, writer.close)
+        began = time.monotonic()
+        with interrupts(engine.mesh, say) as flags:
             while loop.step < run.n_steps and not loop.stopped:
-                loop.take_step(interrupts)
+                due = loop.take_step(flags)
                 if arguments.eval_steps and loop.step % arguments.eval_steps == 0:
                     loop.evaluate()
-                if loop.step % arguments.save_steps == 0:
+                if due or loop.step % arguments.save_steps == 0:
                     loop.save()
             loop.finish()
-    finally:
-        for writer in loop.writers:
-            writer.close()
-    return Result(loop.step, loop.latest, loop.checkpoint, loop.step < run.n_steps, time.monotonic() - start)
+    seconds = time.monotonic() - began
+    return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
+
+
+def _say(console: Console | None, sentence: str) -> None:
+    if console is not None:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+
+
+def _checkpoints(run: Run, say: Callable[[str], None]) -> Checkpoints:
+    arguments, options = run.config.training_arguments, run.engine.config.jzero.checkpoint
+    try:
+        return Checkpoints(
+            run.engine,
+            arguments.output_dir,
+            max_to_keep=arguments.save_total_limit,
+            keep_every=options.keep_every,
+            save_minutes=options.save_minutes,
+            report=say,
+        )
+    except CheckpointError as error:
+        raise ConfigError(f"training_arguments.output_dir: {error}") from None
 
 
 @dataclass
@@ -186,27 +243,35 @@ class _Loop:
     """Where a run stands."""
 
     run: Run
-    step: int
+    checkpoints: Checkpoints
+    start: Start
     writers: list[MetricWriter]
-    stopped: bool = False
+    say: Callable[[str], None]
+    stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
     _unread: dict[str, Any] | None = None
     _clock: float | None = None
     _seconds: float | None = None
     _evaluated_at: int = -1
     _saved_at: int = -1
+    _metrics_lost: bool = False
+
+    def __post_init__(self) -> None:
+        self.step = self.start.step
 
     @property
-    def checkpoint(self) -> Path:
-        return Path(self.run.config.training_arguments.output_dir, f"checkpoint-{self.step}")
+    def next_batch(self) -> int:
+        return self.start.next_batch + self.step - self.start.step
 
-    def take_step(self, interrupts: "_Interrupts") -> None:
-        """Starts a step, then reads the metrics of the one before it."""
-        metrics = self.run.engine.train_batch(self._batch(self.run.corpus.train, self.step, self._rows))
+    def take_step(self, flags: Interrupts) -> bool:
+        """Starts a step, then reads the metrics of the one before it; returns whether time asks for a save."""
+        metrics = self.run.engine.train_batch(self._batch(self.run.corpus.train, self.next_batch, self._rows))
         self.read()
         self.step += 1
         self._unread = {**metrics, "step": self.step}
-        self.stopped = interrupts.poll()
+        self.checkpoints.tick()
+        self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
+        return save
 
     def read(self) -> None:
         """Reads the metrics of the last step that was started; waits until it is done."""
@@ -214,6 +279,9 @@ class _Loop:
             return
         metrics = {name: float(value) for name, value in jax.device_get(self._unread).items()}
         self._unread = None
+        if skipped := self.run.engine.why_skipped(metrics):
+            self.say(skipped)
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("nonfinite_")}
         step, now = int(metrics.pop("step")), time.monotonic()
         if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
             took = now - self._clock
@@ -233,9 +301,10 @@ class _Loop:
         self._clock, self._evaluated_at = None, self.step
 
     def save(self) -> None:
-        """Writes the whole state, the data position included."""
+        """Starts to write the whole state, the data position included."""
         self.read()
-        self.run.engine.save_checkpoint(self.checkpoint, {"next_batch": self.step})
+        facts = {"next_batch": self.next_batch, "rows": self._rows, "model": dict(self.run.config.model)}
+        self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
     def finish(self) -> None:
@@ -245,6 +314,7 @@ class _Loop:
             self.evaluate()
         if self._saved_at != self.step:
             self.save()
+        self.checkpoints.finish()
 
     @property
     def _rows(self) -> int:
@@ -256,64 +326,31 @@ class _Loop:
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         self.latest |= metrics
         for writer in self.writers:
-            writer.write(step, metrics)
+            self.try_to_write(functools.partial(writer.write, step, metrics))
+
+    def try_to_write(self, write: Callable[[], None]) -> None:
+        """Metrics may be lost where a disk is full, training may not; it is said once."""
+        try:
+            write()
+        except OSError as error:
+            if not self._metrics_lost:
+                self.say(f"Metrics cannot be written: {error.strerror}; training goes on.")
+            self._metrics_lost = True
 
 
 def _writers(run: Run, position: int, console: Console | None, *, resumed: bool) -> list[MetricWriter]:
     """The first process's writers; the others have none."""
     if jax.process_index() != 0:
         return []
-    arguments = run.config.training_arguments
-    file = Path(arguments.output_dir, "metrics.jsonl")
+    config, arguments = run.engine.config, run.config.training_arguments
+    file, resume_at = Path(arguments.output_dir, "metrics.jsonl"), position if resumed else None
     try:
-        writers: list[MetricWriter] = [JsonLines(file, resume_at=position if resumed else None)]
+        writers: list[MetricWriter] = [JsonLines(file, resume_at=resume_at)]
     except OSError as error:
         raise ConfigError(f"training_arguments.output_dir: cannot write {file}: {error.strerror}.") from None
+    writers += event_writers(config, file.parent, resume_at=resume_at)
     if console is not None:
-        writers.append(ConsoleView(console, total=run.n_steps, start=position, every=arguments.logging_steps))
+        given = "logging_steps" in arguments.model_fields_set
+        every = arguments.logging_steps if given else config.steps_per_print or arguments.logging_steps
+        writers.append(ConsoleView(console, total=run.n_steps, start=position, every=every))
     return writers
-
-
-class _Interrupts:
-    """Ctrl-C as a flag that all processes read alike.
-
-    Processes receive the signal at different steps, but must leave the loop at the same one. So each step brings the
-    flags of all processes together on the devices, and the answer is read one step later, when it is there without
-    waiting.
-    """
-
-    def __init__(self, mesh: Mesh):
-        self.asked = False
-        self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._any = jax.jit(jnp.max, out_shardings=replicated(mesh))
-        self._unread: jax.Array | None = None
-
-    def poll(self) -> bool:
-        """Whether to stop; all processes must call it after each step."""
-        if jax.process_count() == 1:
-            return self.asked
-        before = self._unread
-        own = np.full(len(self._sharding.addressable_devices), self.asked, np.int32)
-        self._unread = self._any(jax.make_array_from_process_local_data(self._sharding, own))
-        return before is not None and bool(before)
-
-
-@contextmanager
-def _interrupts(mesh: Mesh, console: Console | None) -> Iterator[_Interrupts]:
-    """Within it, a first Ctrl-C asks the loop to stop after the current step; a second one ends the program at once."""
-    interrupts = _Interrupts(mesh)
-    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
-        yield interrupts
-        return
-
-    def ask(signum: int, frame: Any) -> None:
-        interrupts.asked = True
-        signal.signal(signal.SIGINT, before)
-        if console is not None:
-            console.print("Stopping after this step and saving; press Ctrl-C again to quit without saving.")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, before)

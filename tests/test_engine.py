@@ -101,7 +101,11 @@ def test_metrics_are_those_of_the_step_itself(scheduled):
         "learning_rate",
         "loss_scale",
         "overflow",
+        "nonfinite_leaf",
+        "nonfinite_micro_batch",
         "skipped_steps",
+        "skipped_in_a_row",
+        "skipped_share",
         "applied_steps",
     }
     assert all(x.shape == () for x in metrics.values())

@@ -7,8 +7,10 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
+from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
-from jzero.mesh import AXES, DATA_AXES, make_mesh, n_data_shards, simulate_devices
+from jzero.mesh import AXES, DATA_AXES, make_mesh, mesh_for, n_data_shards, simulate_devices
+from tests import helpers
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,29 @@ def test_simulating_in_a_fresh_process():
     code = "from jzero.mesh import *; simulate_devices(6); print(dict(make_mesh(tensor=2).shape))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "{'replica': 1, 'shard': 3, 'tensor': 2}"
+
+
+@pytest.mark.parametrize(
+    ("stage", "group", "shape"), [(3, 4, (2, 4, 1)), (3, 8, (1, 8, 1)), (3, -1, (1, 8, 1)), (2, 4, (1, 8, 1))]
+)
+def test_a_configuration_asks_for_mics_groups_at_stage_3(stage, group, shape):
+    config = Config.load({"zero_optimization": {"stage": stage, "mics_shard_size": group}})
+    assert mesh_for(config, jax.devices()[:8]).devices.shape == shape
+
+
+@pytest.mark.parametrize("group", [3, 16])
+def test_mics_groups_that_do_not_divide_the_devices(group):
+    config = Config.load({"zero_optimization": {"stage": 3, "mics_shard_size": group}})
+    with pytest.raises(
+        ConfigError, match=f"`zero_optimization.mics_shard_size` = {group} does not divide the 8 devices"
+    ):
+        mesh_for(config, jax.devices()[:8])
+
+
+def test_a_mesh_of_other_groups_than_the_configuration_has():
+    batch = helpers.batches(1, 8)[0]
+    zero = {"zero_optimization": {"stage": 3, "mics_shard_size": 2}}
+    with pytest.raises(
+        ConfigError, match=r"`zero_optimization.mics_shard_size` = 2, but the axis `shard` .* has 4 devices"
+    ):
+        helpers.build(3, batch, replica=2, sections=zero)

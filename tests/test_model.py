@@ -173,7 +173,7 @@ def pattern(model, batch, train):
 def test_dropout_differs_by_shard_and_step_and_repeats_with_the_seed(model):
     batch = np.arange(8, dtype=np.float32)
     engine = build(1, batch, model=model, loss_fn=pattern)
-    codes = lambda: [{k: float(v) for k, v in engine.train_batch(batch).items() if "row" in k} for _ in range(2)]
+    codes = lambda: [{k: float(v) for k, v in engine.train_batch(batch).items() if k[:3] == "row"} for _ in range(2)]
     first, second = codes()
     assert len({*first.values(), *second.values()}) == 16
     restart(engine)
@@ -188,7 +188,7 @@ def test_micro_batches_drop_differently():
     batch = np.arange(8, dtype=np.float32)
     engine = build(1, batch, model=Noisy, loss_fn=pattern, n_devices=1, accumulation=8)
     metrics = engine.train_batch(batch)
-    assert len({float(v) for k, v in metrics.items() if "row" in k}) == 8
+    assert len({float(v) for k, v in metrics.items() if k[:3] == "row"}) == 8
 
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow")

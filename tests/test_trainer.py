@@ -1,17 +1,21 @@
 """The training loop: what it records, where it stops, and that a resumed run is the same run."""
 
+import io
 import json
+import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
 
 from jzero.config import load_run
 from jzero.errors import CheckpointError, ConfigError
 from jzero.mesh import make_mesh
-from jzero.trainer import Run, prepare, train
+from jzero.trainer import Run, describe, prepare, train
 
 RUN = {
     "model": {
@@ -117,6 +121,33 @@ def test_the_schedule_of_the_deepspeed_part_wins(make_run, tmp_path):
     train(make_run(scheduler, "training_arguments.warmup_steps=4", "training_arguments.max_steps=4"))
     rates = [line["learning_rate"] for line in lines(tmp_path / "out") if "loss" in line]
     assert rates == pytest.approx([0, 0, 0.0025, 0.005])
+
+
+def test_the_deepspeed_part_says_what_is_shown_and_written(make_run, tmp_path):
+    deepspeed = {"zero_optimization": {"stage": 2}, "steps_per_print": 2, "dump_state": True}
+    deepspeed |= {"tensorboard": {"enabled": True, "job_name": "job"}, "csv_monitor": {"enabled": True}}
+    deepspeed |= {"fp16": {"enabled": True, "initial_scale_power": 40}}  # so that steps are skipped
+    run = make_run(f"deepspeed={json.dumps(deepspeed)}", "training_arguments.eval_steps=100")
+
+    def printed(run: Run) -> tuple[list[int], str]:
+        console = Console(file=io.StringIO(), width=100)
+        describe(run, console)
+        train(run, console=console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        return [int(step) for step in re.findall(r"^step +(\d+)  loss", text, re.MULTILINE)], text
+
+    steps, text = printed(run)
+    assert steps == [2, 4, 6]
+    assert re.search(r"steps_per_print +2 +honoured +given", text)  # from dump_state
+    why = r"the gradient of \S+ overflows at loss scale 1.09951e\+12, first in micro-batch 1 of 2"
+    assert re.search(rf"step 1 was skipped: {why}", " ".join(text.split()))
+    assert not any("nonfinite" in name for line in lines(tmp_path / "out") for name in line)
+    losses = (tmp_path / "out/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv").read_text().splitlines()
+    assert losses[1:] == [f"{16 * line['step']},{line['loss']}" for line in lines(tmp_path / "out") if "loss" in line]
+    assert len(list((tmp_path / "out/tensorboard/job").iterdir())) == 1
+    arguments = run.config.training_arguments.model_copy(update={"logging_steps": 3})
+    arguments.model_fields_set.add("logging_steps")
+    assert printed(replace(run, config=run.config.model_copy(update={"training_arguments": arguments})))[0] == [3, 6]
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,11 @@ def test_compile_time_of_both_steps():
     for name in ("stage 3", "annotated"):
         seconds = result[name]
         assert seconds["trace_and_compile"] == seconds["trace"] + seconds["compile"]
+
+
+def test_offload_nvme(tmp_path):
+    results = run("offload_nvme.py", "--parameters=3e6", "--rounds=2", f"--folder={tmp_path}")
+    assert results["error"] == 0
+    assert results["parameters"] * 12 <= results["bytes"] < results["parameters"] * 12 + 2**16
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in results["seconds"].values())
+    assert not list(tmp_path.iterdir())

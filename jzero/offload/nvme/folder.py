@@ -1,0 +1,176 @@
+"""Two generations of the state on disk: a step reads one and writes the other, and one moment makes it count.
+
+A generation counts once its record is there, which is written last, when everything else would survive a loss of power.
+The record also holds what lasts on the devices, so that a run can go on from the two together.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jzero.checkpoint.lock import FolderLock
+from jzero.errors import ConfigError, OffloadError
+from jzero.offload.nvme.disk import File
+from jzero.units import format_bytes
+
+Rest = Callable[[], dict[str, np.ndarray]]
+"""Gives what lasts on the devices, as arrays of numpy's own dtypes by name."""
+
+NVME_KEY = "zero_optimization.offload_optimizer.nvme_path"
+
+
+class Folder:
+    """The files of one process.
+
+    Args:
+        path: the folder, which is made if its parent is there. Another run in it is refused; what an earlier one
+            left is overwritten, a generation at a time, unless it is taken up before (`take_up`).
+        n_bytes: of one generation.
+        layout: names, shapes and order of what is in it; another layout's files are of no use.
+
+    Attributes:
+        current: the number of the generation that holds the present state.
+
+    Raises:
+        ConfigError: no such folder, no permission, too little space, or another run is there.
+    """
+
+    def __init__(self, path: Path, n_bytes: int, layout: str):
+        self.path, self._layout = path, layout
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(path / "lock", path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            if any(self._read(i)["layout"].item() != layout for i in (0, 1) if self._record(i).exists()):
+                for i in (0, 1):
+                    self._revoke(i)
+            check_space(path, 2 * n_bytes)
+            self._files = [File(path / f"generation-{i}", n_bytes) for i in (0, 1)]
+        except OSError as error:
+            self._lock.release()
+            raise _unusable(path, error) from error
+        except ConfigError:
+            self._lock.release()
+            raise
+        # A run that is over, or an engine that nobody holds any more, leaves the folder to others.
+        self._finalizer = weakref.finalize(self, _close, self._files, self._lock)
+        steps = self.steps()
+        self.current = min((0, 1), key=lambda i: steps.get(i, -1))
+        self._counts = False
+
+    @property
+    def file(self) -> File:
+        """What holds the present state; it is written to only outside a step."""
+        return self._files[self.current]
+
+    def steps(self) -> dict[int, int]:
+        """For each generation that counts, the number of training steps it has seen."""
+        return {i: int(self._read(i)["step"]) for i in (0, 1) if self._record(i).exists()}
+
+    def take_up(self, step: int) -> dict[str, np.ndarray]:
+        """Makes the generation of a step the present one, and returns what was recorded with it."""
+        self.current = next(i for i, at in self.steps().items() if at == step)
+        self._counts = True
+        record = self._read(self.current)
+        return {name.removeprefix("rest/"): record[name] for name in record if name.startswith("rest/")}
+
+    def replace(self) -> File:
+        """The file for a state that does not come from the present one; it becomes the present one at once."""
+        if self._counts:
+            self.current, self._counts = 1 - self.current, False
+        self._revoke(self.current)
+        return self.file
+
+    def begin(self, step: int, rest: Rest) -> File:
+        """Begins a step: makes the present state count, and returns the file for the next one.
+
+        Args:
+            step: training steps taken so far.
+            rest: what lasts on the devices; asked only if needed.
+        """
+        if not self._counts:
+            self._settle(self.current, step, rest)
+            self._counts = True
+        self._revoke(1 - self.current)
+        return self._files[1 - self.current]
+
+    def commit(self, step: int, rest: Rest) -> None:
+        """Ends a step: what was written is the present state from now on."""
+        self._settle(1 - self.current, step, rest)
+        self.current = 1 - self.current
+
+    def close(self) -> None:
+        """Lets other runs use the folder; the files stay."""
+        self._finalizer()
+
+    def _record(self, generation: int) -> Path:
+        return self.path / f"generation-{generation}.whole.npz"
+
+    def _read(self, generation: int) -> dict[str, np.ndarray]:
+        try:
+            with np.load(self._record(generation)) as record:
+                return dict(record)
+        except (OSError, ValueError, EOFError) as error:
+            raise OffloadError(f"{self._record(generation)} could not be read: {error}.") from error
+
+    def _revoke(self, generation: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._record(generation).unlink()
+            self._sync_folder()
+
+    def _settle(self, generation: int, step: int, rest: Rest) -> None:
+        contents, named = io.BytesIO(), {f"rest/{name}": data for name, data in rest().items()}
+        arrays: dict[str, Any] = {"step": np.int64(step), "layout": np.array(self._layout), **named}
+        np.savez(contents, **arrays)
+        unfinished = self.path / f"generation-{generation}.part"
+        try:
+            self._files[generation].sync()
+            with unfinished.open("wb") as file:
+                file.write(contents.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._record(generation))
+            self._sync_folder()
+        except OSError as error:
+            raise OffloadError(f"{unfinished} could not be written: {error.strerror}.") from error
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _close(files: list[File], lock: FolderLock) -> None:
+    for file in files:
+        file.close()
+    lock.release()
+
+
+def check_space(path: Path, n_bytes: int) -> None:
+    """Refuses a state that a disk has no room for; files of an earlier run there count as room.
+
+    Raises:
+        ConfigError: with what is needed and what there is.
+    """
+    ours = sum(file.stat().st_blocks * 512 for file in path.glob("generation-?"))
+    free = shutil.disk_usage(path).free + ours
+    if n_bytes > free:
+        raise ConfigError(
+            f"the optimizer's state takes {format_bytes(n_bytes)} in {path} (twice its size, so that a step is applied "
+            f"wholly or not at all), and {format_bytes(free)} are free; set {NVME_KEY} to a larger disk."
+        )
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{NVME_KEY}: {path} cannot be used: {error.strerror}; name a folder on a disk of this machine.")

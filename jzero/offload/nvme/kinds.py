@@ -1,0 +1,136 @@
+"""Which parameters are updated alike, and the compiled update of a stretch of such parameters.
+
+The update runs on the host, where its state is: only gradients and new parameters in the compute dtype pass over PCIe.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jzero.errors import ConfigError
+from jzero.offload.elementwise import run_on_pieces
+from jzero.offload.update import Leaf, Plan
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Parameters with the same update.
+
+    Attributes:
+        program: the update of one of them.
+        reads: for each input of the program, its place among gradient, moments and parameter, or None for a scalar.
+        scalars: the numbers of those scalars among the operands of the whole update.
+        grads: dtype in which the update takes gradients.
+        dtypes: of what lasts in files: the moments and the parameter.
+        casts: dtypes through which the parameter goes to the one that computes.
+    """
+
+    program: Any
+    reads: tuple[int | None, ...]
+    scalars: tuple[int, ...]
+    grads: np.dtype
+    dtypes: tuple[np.dtype, ...]
+    casts: tuple[np.dtype, ...]
+
+    @property
+    def computes(self) -> np.dtype:
+        """The dtype in which the parameter goes to the devices."""
+        return self.casts[-1] if self.casts else self.dtypes[-1]
+
+
+def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any]]) -> tuple[list[Kind], list[int]]:
+    """Finds the kinds of a plan's parameters.
+
+    Args:
+        plan: an update, taken apart.
+        operands: abstract gradients, optimizer state, parameters and loss, flat.
+        casts: for each leaf of the plan, from its lasting to its compute dtype.
+
+    Returns:
+        The kinds, and the kind of each leaf.
+
+    Raises:
+        ConfigError: an update that is not elementwise.
+    """
+    kinds: dict[Any, Kind] = {}
+    members: list[Any] = []
+    for leaf, cast in zip(plan.leaves, casts, strict=True):
+        if not leaf.in_pieces:
+            raise ConfigError(
+                f"the optimizer's update of {leaf.name} needs the whole parameter, and with "
+                "zero_optimization.offload_optimizer.device nvme it sees pieces; use an optimizer that works element "
+                "by element, such as AdamW, or set the device to cpu."
+            )
+        dtypes = tuple(np.dtype(operands[i].dtype) for i in leaf.inputs[1:])
+        reads = tuple(leaf.inputs.index(i) if i in leaf.inputs else None for i in leaf.reads)
+        scalars = tuple(i for i in leaf.reads if i not in leaf.inputs)
+        grads = np.dtype(operands[leaf.inputs[0]].dtype)
+        kind = Kind(leaf.program, reads, scalars, grads, dtypes, tuple(map(np.dtype, cast)))
+        key = (_text(leaf, operands), *vars(replace(kind, program=None)).values())
+        kinds.setdefault(key, kind)
+        members.append(key)
+    order = list(kinds)
+    return list(kinds.values()), [order.index(key) for key in members]
+
+
+def _text(leaf: Leaf, operands: Sequence[Any]) -> str:
+    """The program as it reads for pieces, constants included; the same for parameters of different shapes."""
+    length = 8
+    abstract = [
+        jax.ShapeDtypeStruct((length,) if i in leaf.inputs else operands[i].shape, operands[i].dtype)
+        for i in leaf.reads
+    ]
+    traced = jax.make_jaxpr(lambda *xs: run_on_pieces(leaf.program, xs, (length,)))(*abstract)
+    return f"{traced} {[np.asarray(const).tolist() for const in traced.consts]}"
+
+
+def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any], *, clips: bool) -> Callable:
+    """Compiles the update of a stretch of parameters for the host.
+
+    Args:
+        kind: of the parameters.
+        size: elements.
+        grad_dtype: of the gradients.
+        scalars: abstract, in the order of `kind.scalars`.
+        clips: whether gradients are divided by anything.
+
+    Returns:
+        `update(gradient, [moments..., parameter], scalars, divisor) -> ([moments..., parameter], computing parameter)`
+        on vectors; the gradient is divided by `divisor`, f32[] or None, before the optimizer sees it.
+    """
+
+    def update(grad: jax.Array, olds: list[jax.Array], scalars: list[jax.Array], divisor: jax.Array | None) -> Any:
+        grad = grad.astype(kind.grads)
+        grad = grad if divisor is None else grad / divisor.astype(kind.grads)
+        own, others = [grad, *olds], iter(scalars)
+        news = run_on_pieces(kind.program, [next(others) if i is None else own[i] for i in kind.reads], (size,))
+        computes = news[-1]
+        for dtype in kind.casts:
+            computes = computes.astype(dtype)
+        return news, computes
+
+    here = SingleDeviceSharding(host_device())
+    vector = lambda dtype: jax.ShapeDtypeStruct((size,), dtype, sharding=here)
+    scalar = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
+    abstract = [scalar(x) for x in scalars]
+    divisor = jax.ShapeDtypeStruct((), np.float32, sharding=here) if clips else None
+    return jax.jit(update).lower(vector(grad_dtype), [vector(d) for d in kind.dtypes], abstract, divisor).compile()
+
+
+def host_device() -> Any:
+    """The device that JAX makes of this process's CPU cores.
+
+    Raises:
+        ConfigError: JAX was told to leave them alone.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ConfigError(
+            "with zero_optimization.offload_optimizer.device nvme the optimizer runs on the CPU, which JAX was told to "
+            "leave alone; add it to the environment variable JAX_PLATFORMS, as in cuda,cpu."
+        ) from error

@@ -1,0 +1,117 @@
+"""The last part of a step: clip the gradients and update the parameters, on global arrays."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jzero.grads import times
+from jzero.health import Health
+from jzero.layout import Placement
+from jzero.offload.memory import is_on_host
+from jzero.offload.nvme.divide import Pending
+from jzero.offload.update import Step, run_rest, run_update
+from jzero.optim.apply import apply_optimizer
+from jzero.recipe import Recipe
+from jzero.state import is_placement, pad, split, unpad
+
+
+def update_on_devices(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any]:
+    """Updates parameters that live on the devices.
+
+    Args:
+        recipe: everything fixed.
+        trained: the trainable parameters, stored shapes.
+        opt_state: the optimizer's state, stored shapes.
+        grads: like `trained`.
+        unscale: what gradients on the host are to be multiplied by.
+        loss: f32[].
+        health: of the gradients.
+
+    Returns:
+        New parameters and optimizer state, stored shapes; the old ones if the step is skipped.
+    """
+    del unscale  # every gradient is unscaled already
+    placements, _ = split(recipe.placements, recipe.trainable)
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    grads = jax.tree.map(lambda g: _divided(g, divisor), unpad(grads, placements))
+    params, state = unpad(trained, placements), unpad(opt_state, recipe.opt_placements)
+    optimizer = optax.with_extra_args_support(recipe.optimizer)
+    params, state = apply_optimizer(optimizer, grads, state, params, loss)
+    proposed = pad(params, placements), pad(state, recipe.opt_placements)
+    return keep(proposed, (trained, opt_state), health.finite)
+
+
+def update_from_host(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any]:
+    """The same where state lives in host memory, and passes through the devices parameter by parameter."""
+    assert recipe.update_plan is not None
+    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
+    opt_placements = jax.tree.leaves(recipe.opt_placements, is_leaf=is_placement)
+    flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
+    state, state_treedef = jax.tree.flatten(opt_state)
+    sums = {i for i, grad in enumerate(flat_grads) if is_on_host(grad)}
+
+    def prepare(i: int, grad: jax.Array, scalars: dict[str, Any]) -> jax.Array:
+        grad = times(grad, scalars["unscale"]) if i in sums else grad
+        return _divided(grad, scalars["divisor"])
+
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    step = Step(
+        prepare,
+        lambda new, old, scalars: keep(new, old, scalars["finite"]),
+        {"unscale": unscale, "divisor": divisor, "finite": health.finite},
+        recipe.residence.piece_elements,
+    )
+    operands = [*flat_grads, *state, *params, loss]
+    lie = [*placements, *opt_placements, *placements, Placement(())]
+    new = run_update(recipe.update_plan, operands, lie, recipe.mesh, step)
+    return treedef.unflatten(new[len(state) :]), state_treedef.unflatten(new[: len(state)])
+
+
+def update_beside_files(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any, Pending]:
+    """The same where moments and master copy of large parameters are in files: it updates the others.
+
+    Returns:
+        As `update_on_devices`, with None for what is in files or made from it; and what the update of that needs.
+    """
+    del unscale  # every gradient is unscaled already
+    plan = recipe.update_plan
+    assert plan is not None
+    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
+    opt_placements, opt_treedef = jax.tree.flatten(recipe.opt_placements, is_leaf=is_placement)
+    flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
+    state = opt_treedef.flatten_up_to(opt_state)
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    step = Step(
+        lambda _, grad, scalars: _divided(grad, scalars),
+        lambda new, old, _: keep(new, old, health.finite),
+        divisor,
+        recipe.residence.piece_elements,
+    )
+    operands = [*flat_grads, *state, *params, loss]
+    new = run_rest(plan, operands, [*placements, *opt_placements, *placements, Placement(())], step)
+    results = [new.get(j) for j in range(len(state) + len(params))]
+    scalars = {i: operands[i] for leaf in plan.leaves for i in leaf.reads if i not in leaf.inputs}
+    pending = Pending([flat_grads[leaf.inputs[0]] for leaf in plan.leaves], scalars, divisor, health.finite)
+    return treedef.unflatten(results[len(state) :]), opt_treedef.unflatten(results[: len(state)]), pending
+
+
+def keep(new: Any, old: Any, finite: jax.Array) -> Any:
+    """Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike."""
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+
+
+def _clip_divisor(norm: jax.Array, max_norm: float) -> jax.Array | None:
+    """Clips by global norm as DeepSpeed does: (norm + 1e-6) / max_norm where that exceeds 1; None if nothing clips."""
+    return jnp.maximum((norm + 1e-6) / max_norm, 1.0) if max_norm else None
+
+
+def _divided(grad: jax.Array, divisor: jax.Array | None) -> jax.Array:
+    return grad if divisor is None else grad / divisor.astype(grad.dtype)

@@ -159,10 +159,7 @@ def _check_files(folder: Path, head: Header) -> None:
 
 def _leaves_in(folder: Path, head: Header, damaged: Mapping[str, str]) -> list[str]:
     """The leaves that damaged files hold: of a shortened one, those that lie beyond its end."""
-    try:
-        files = arrays.leaves_of_files(folder)
-    except Exception:  # the damage is in the tree that would tell
-        return []
+    files = _leaves_of_files(folder)
     lost: dict[str, None] = {}
     for file in damaged:
         intact = (folder / file).stat().st_size if (folder / file).is_file() else 0
@@ -172,11 +169,15 @@ def _leaves_in(folder: Path, head: Header, damaged: Mapping[str, str]) -> list[s
 
 
 def _files_of(folder: Path, leaves: list[str]) -> list[str]:
+    return [file for file, held in _leaves_of_files(folder).items() if held.keys() & set(leaves)]
+
+
+def _leaves_of_files(folder: Path) -> dict[str, dict[str, int]]:
+    """`arrays.leaves_of_files`, or nothing if the damage is in the tree that would tell."""
     try:
-        files = arrays.leaves_of_files(folder)
+        return arrays.leaves_of_files(folder)
     except Exception:
-        return []
-    return [file for file, held in files.items() if held.keys() & set(leaves)]
+        return {}
 
 
 def _listed(names: list[str]) -> str:

@@ -17,6 +17,7 @@ from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.products import apply_primitive
 from jzero.gather.pullback import Operands, is_inexact, recomputing_pullback, saving_pullback
+from jzero.gather.regions import remat_regions
 from jzero.gather.units import Unit
 from jzero.gather.walk import stacked_operands, walk
 from jzero.offload.memory import abstract
@@ -100,7 +101,9 @@ def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wir
         wire: how gradients travel.
     """
     program, (n_consts, n_carry) = eqn.params["jaxpr"], compat.scan_arity(eqn)
-    if _offloads(program):  # a pipeline keeps what its iterations take, on the devices
+    if any(
+        region.params["policy"] is OFFLOAD for region in remat_regions(program)
+    ):  # a pipeline keeps what its iterations take, on the devices
         return None
     needs = _Needs()
     walk(program, [x if isinstance(x, Lazy) else False for x in layers], needs)
@@ -134,16 +137,6 @@ def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wir
     )
     stacks = {f.leaf: arrays[f.leaf] for f in forms}
     return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), wire)
-
-
-def _offloads(program: Any) -> bool:
-    """Whether a region in a program keeps its inputs in host memory."""
-    eqns = compat.subprogram(program).jaxpr.eqns
-    return any(
-        (eqn.primitive is primitives.remat_p and eqn.params["policy"] is OFFLOAD)
-        or any(map(_offloads, compat.inner_jaxprs(eqn)))
-        for eqn in eqns
-    )
 
 
 def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:

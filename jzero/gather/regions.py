@@ -27,7 +27,7 @@ def inputs_on_host(apply: Callable) -> Callable:
     def apply_offloaded(params: Any, model_state: Any, batch: Any, key: Any, train: bool) -> Any:
         args = (params, model_state, batch, key)
         program, out_shape = compat.trace(lambda *args: apply(*args, train), *args)
-        if train and not any(_regions(program)):
+        if train and not any(remat_regions(program)):
             warnings.warn(
                 "activation_checkpointing.cpu_checkpointing has no effect: the model recomputes nothing; mark its "
                 "blocks with its own option, with jzero.remat, or in the configuration with "
@@ -40,12 +40,13 @@ def inputs_on_host(apply: Callable) -> Callable:
     return apply_offloaded
 
 
-def _regions(program: Any) -> Iterator[Any]:
+def remat_regions(program: Any) -> Iterator[Any]:
+    """Every `jax.checkpoint` region in a program, however deep inside."""
     for eqn in compat.subprogram(program).jaxpr.eqns:
         if eqn.primitive is primitives.remat_p:
             yield eqn
         for inner in compat.inner_jaxprs(eqn):
-            yield from _regions(inner)
+            yield from remat_regions(inner)
 
 
 def _offloaded(program: Any) -> Any:

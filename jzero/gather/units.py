@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jzero.collectives import Wire
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.pullback import Pullback, is_inexact
-from jzero.offload.memory import to_host
+from jzero.offload.memory import to_device, to_host
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def run_unit(
         if on_host:
             # Or the compiler would put the copy off until the backward pass and hold the value on the device meanwhile.
             # A loop copies in every iteration anyway, and XLA has no barrier for what it stacks in host memory.
-            away = [jax.device_put(kept[i], jax.memory.Space.Host) for i in on_host]
+            away = [to_host(kept[i]) for i in on_host]
             outs, away = barrier((outs, away)) if tied else (outs, away)
             kept = _replaced(kept, on_host, away)
         delivered = [gathered[f] for f, _ in ahead.deliver]
@@ -181,7 +181,7 @@ def run_unit(
             kept, grads_out, here, waiting = barrier((kept, grads_out, here, waiting))
             gathered = dict(zip(gathered, here, strict=True))
         gathered |= {f: f.gathered(p, uses[f]) for f, p in zip(issue, waiting, strict=True)}
-        kept = _replaced(kept, on_host, [jax.device_put(kept[i], jax.memory.Space.Device) for i in on_host])
+        kept = _replaced(kept, on_host, [to_device(kept[i]) for i in on_host])
 
         grads_full: list[Any] = [None] * len(unit.forms)
         grads_others: list[Any] = [None] * (n_passed + len(data))

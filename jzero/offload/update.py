@@ -20,7 +20,7 @@ from jzero.layout import Placement
 from jzero.mesh import shard_over_data
 from jzero.offload.elementwise import is_elementwise, run_on_pieces
 from jzero.offload.memory import to_device, to_host
-from jzero.offload.stream import update_in_pieces
+from jzero.offload.stream import in_turn, update_in_pieces
 from jzero.optim.apply import apply_optimizer
 from jzero.precision import widened
 
@@ -241,5 +241,5 @@ def _in_turn(waiting: list[jax.Array], done: list[list[jax.Array]]) -> list[jax.
     """Makes a parameter wait for the one before the last, so that one comes in while another leaves, and no more."""
     if len(done) < IN_FLIGHT:
         return waiting
-    waiting, done[-IN_FLIGHT] = jax.lax.optimization_barrier((waiting, done[-IN_FLIGHT]))
+    waiting, done[-IN_FLIGHT] = in_turn(waiting, done[-IN_FLIGHT])
     return waiting

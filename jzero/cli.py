@@ -7,6 +7,7 @@ import typer
 
 import jzero
 from jzero.commands.config import config_command
+from jzero.commands.doctor import doctor_command
 from jzero.commands.export import export_command
 from jzero.commands.import_ import import_command
 from jzero.commands.inspect import inspect_command
@@ -39,6 +40,7 @@ app.command("export")(export_command)
 app.command("import")(import_command)
 app.command("inspect")(inspect_command)
 app.command("plan")(plan_command)
+app.command("doctor")(doctor_command)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ variables of their own, which JAX reads itself.
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 
@@ -14,6 +15,59 @@ from jzero.launch.failure import end_others_on_failure
 
 _JOB_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # absent in a batch script that runs on its own
 _LOCAL_SIZES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")  # processes on this machine: DeepSpeed's and torchrun's names
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher has told a process of several.
+
+    Attributes:
+        rank: its number; None where JAX reads that itself.
+        n_processes: how many there are; None likewise.
+        coordinator: the first process's "address:port"; None likewise.
+        n_local: processes on this machine; None where the launcher does not say.
+        local_rank: its number among those, where there are several.
+    """
+
+    rank: int | None = None
+    n_processes: int | None = None
+    coordinator: str | None = None
+    n_local: int | None = None
+    local_rank: int | None = None
+
+
+def read_launch(variables: Mapping[str, str]) -> Launch | None:
+    """Reads what a launcher left in the environment.
+
+    Args:
+        variables: the environment.
+
+    Returns:
+        What it says; None for a process that is alone.
+
+    Raises:
+        ConfigError: some variables are missing or do not fit together.
+
+    Example:
+        >>> several = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+        >>> read_launch(several).coordinator, read_launch({"RANK": "0", "WORLD_SIZE": "1"})
+        ('node1:29500', None)
+    """
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        rank, n_processes = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+        if n_processes == 1:
+            return None
+        if not 0 <= rank < n_processes:
+            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}; ranks count from 0.")
+        address, port = variables.get("MASTER_ADDR"), _number(variables, "MASTER_PORT")
+        if not address:
+            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}, but no MASTER_ADDR.")
+        n_local = max((_number(variables, name) for name in _LOCAL_SIZES if name in variables), default=None)
+        local_rank = _number(variables, "LOCAL_RANK") if (n_local or 1) > 1 else None
+        return Launch(rank, n_processes, f"{address}:{port}", n_local, local_rank)
+    if any(_number(variables, name) > 1 for name in _JOB_STEP_SIZES if name in variables):
+        return Launch()
+    return None
 
 
 def initialize_from_environment(environment: Mapping[str, str] | None = None) -> bool:
@@ -35,28 +89,19 @@ def initialize_from_environment(environment: Mapping[str, str] | None = None) ->
         >>> initialize_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
         False
     """
-    variables = os.environ if environment is None else environment
-    if "RANK" in variables and "WORLD_SIZE" in variables:
-        rank, n_processes = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
-        if n_processes == 1:
-            return False
-        if not 0 <= rank < n_processes:
-            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}; ranks count from 0.")
-        address, port = variables.get("MASTER_ADDR"), _number(variables, "MASTER_PORT")
-        if not address:
-            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}, but no MASTER_ADDR.")
-        share_machine = any(_number(variables, name) > 1 for name in _LOCAL_SIZES if name in variables)
-        jax.distributed.initialize(
-            f"{address}:{port}",
-            n_processes,
-            rank,
-            local_device_ids=_number(variables, "LOCAL_RANK") if share_machine else None,
-            cluster_detection_method="deactivate",
-        )
-    elif any(_number(variables, name) > 1 for name in _JOB_STEP_SIZES if name in variables):
+    launch = read_launch(os.environ if environment is None else environment)
+    if launch is None:
+        return False
+    if launch.coordinator is None:
         jax.distributed.initialize()
     else:
-        return False
+        jax.distributed.initialize(
+            launch.coordinator,
+            launch.n_processes,
+            launch.rank,
+            local_device_ids=launch.local_rank,
+            cluster_detection_method="deactivate",
+        )
     end_others_on_failure()
     return True
 

@@ -8,6 +8,7 @@ medians are compared. Files are written through to the disk; what is read lies i
 
 import argparse
 import json
+import operator
 import os
 import shutil
 import statistics
@@ -31,6 +32,7 @@ from rich.table import Table  # noqa: E402
 from jzero.checkpoint import arrays, read_header  # noqa: E402
 from jzero.checkpoint.export import export  # noqa: E402
 
+SYNCHRONOUS, STALL = "synchronous save", "stall of an asynchronous save"
 WIDTH, ROWS, BYTES_PER_PARAMETER = 2048, 8, 12  # fp32 master and two moments
 
 
@@ -90,11 +92,11 @@ def measure(megabytes: int, rounds: int, folder: Path) -> dict[str, list[float]]
         path, copy = folder / f"c-{n}", folder / "copy"
         step()
         row = {"step": statistics.median(seconds(step) for _ in range(3))}
-        row["synchronous save"] = seconds(lambda: engine.save_checkpoint(path))
+        row[SYNCHRONOUS] = seconds(lambda: engine.save_checkpoint(path))
         shutil.rmtree(path)
         step()
         start, savings = time.perf_counter(), []
-        row["stall of an asynchronous save"] = seconds(lambda: savings.append(engine.save_checkpoint(path, wait=False)))
+        row[STALL] = seconds(lambda: savings.append(engine.save_checkpoint(path, wait=False)))
         row["step beside the save"] = seconds(step)
         savings[0].wait()
         row["asynchronous save"] = time.perf_counter() - start
@@ -121,7 +123,7 @@ def exports_memory(path: Path) -> dict[str, int]:
 def export_and_tell(path: Path) -> None:
     """What that process does; Linux says how much memory it has had at most since it was last asked to forget."""
     memory = lambda line: int(Path("/proc/self/status").read_text().partition(f"{line}:")[2].split()[0]) * 1024
-    arrays.read_whole(path, "step")  # whatever is loaded once is loaded
+    arrays.open_leaf(path, "step").read().result()  # whatever is loaded once is loaded
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     with tempfile.TemporaryDirectory(dir=path.parent) as out:
@@ -136,10 +138,12 @@ def report(results: dict) -> Table:
     for column, justify in (("", "left"), ("seconds", "right"), ("MB/s", "right")):
         table.add_column(column, justify=justify)
     for name, value in results["median_seconds"].items():
-        moves = name in {"synchronous save", "asynchronous save", "load", "plain copy", "plain read"}
+        moves = name in {SYNCHRONOUS, "asynchronous save", "load", "plain copy", "plain read"}
         table.add_row(name, f"{value:.3f}", f"{results['megabytes'] / value:.0f}" if moves else "")
     table.add_section()
+    shares = sorted(map(operator.truediv, *(results["seconds"][name] for name in (STALL, SYNCHRONOUS))))
     table.add_row("stall / synchronous save", f"{results['stall_share']:.1%}", "")
+    table.add_row("in single rounds", f"{shares[0]:.1%} to {shares[-1]:.1%}", "")
     memory = results["export"]
     table.add_row("export's memory / largest leaf", f"{memory['bytes'] / memory['largest_leaf']:.1f}", "")
     return table
@@ -167,7 +171,7 @@ def main() -> None:
             "rounds": args.rounds,
             "seconds": taken,
             "median_seconds": medians,
-            "stall_share": medians["stall of an asynchronous save"] / medians["synchronous save"],
+            "stall_share": medians[STALL] / medians[SYNCHRONOUS],
             "export": exports_memory(path),
         }
     if args.json:

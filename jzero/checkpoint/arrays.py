@@ -3,11 +3,14 @@
 They are not compressed: the bits of trained weights hardly are compressible, and zstd would take twice the time.
 """
 
+import functools
+import itertools
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +18,13 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from jzero.checkpoint.header import ARRAYS
+from jzero.checkpoint.leaves import in_default_memory, on_cpus
 from jzero.checkpoint.place import STAGED
+
+_TIMEOUT_SECONDS = 24 * 3600
+"""How long a save may take: Orbax's twenty minutes are too few for a large state and a slow disk."""
+
+_ONE_AT_A_TIME = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
 
 
 class _NoTracebacks(logging.Filter):
@@ -28,21 +37,43 @@ class _NoTracebacks(logging.Filter):
 logging.getLogger("absl").addFilter(_NoTracebacks())
 
 
-def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> ocp.AsyncCheckpointer:
-    """Copies this process's shards to host memory and writes them in the background.
+def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> Callable[[], None]:
+    """Makes this process's shards safe from what training does next, and prepares to write them.
 
     Args:
         folder: does not exist yet; it gets its name when all processes have written their shards.
         leaves: global arrays with elements; their memory may be reused as soon as this returns.
 
     Returns:
-        A checkpointer whose `wait_until_finished` raises what went wrong; it must be closed.
+        What has to be called in another thread: it returns when all is written, or raises what went wrong.
     """
+    if jax.process_count() > 1 or not on_cpus(leaves):  # several processes start together, on their devices
+        return functools.partial(_finish, _start(folder, leaves))
+    # In the host's memory nothing has to be copied, and the threads that write can be started from another thread: to
+    # start one takes long just after a step, while the process gives the step's memory back to the system.
+    held = {name: _hold(x) for name, x in leaves.items()}
+    return lambda: _finish(_start(folder, {name: share() for name, share in held.items()}))
+
+
+def _start(folder: Path, leaves: Mapping[str, jax.Array]) -> ocp.AsyncCheckpointer:
     handler = ocp.CompositeCheckpointHandler(arrays=ocp.PyTreeCheckpointHandler(use_compression=False))
-    checkpointer = ocp.AsyncCheckpointer(handler)
+    options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_SECONDS)
+    checkpointer = ocp.AsyncCheckpointer(handler, async_options=options)
     args = ocp.args.PyTreeSave(dict(leaves))  # pyright: ignore[reportCallIssue]
     checkpointer.save(folder, ocp.args.Composite(arrays=args))
     return checkpointer
+
+
+def _finish(checkpointer: ocp.AsyncCheckpointer) -> None:
+    checkpointer.wait_until_finished()
+    checkpointer.close()
+
+
+def _hold(x: jax.Array) -> Callable[[], jax.Array]:
+    """What makes an array that shares the memory of `x`, which no program can reuse from now on."""
+    views = {str(part.index): np.asarray(part.data) for part in x.addressable_shards if part.replica_id == 0}
+    shape, sharding = x.shape, in_default_memory(x.sharding)
+    return lambda: jax.make_array_from_callback(shape, sharding, lambda index: views[str(index)])
 
 
 def read(folder: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -66,15 +97,38 @@ def read(folder: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
 
 
 def open_leaf(folder: Path, name: str) -> ts.TensorStore:
-    """Opens one leaf for reading parts of it into this process's memory."""
+    """Opens one leaf for reading parts of it into this process's memory, with little of it besides."""
     base = f"file://{folder.absolute()}/{ARRAYS}/"
     spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
-    return ts.open(spec, open=True, read=True).result()
+    return ts.open(spec, open=True, read=True, context=ts.Context(_ONE_AT_A_TIME)).result()
 
 
-def read_whole(folder: Path, name: str) -> np.ndarray:
-    """Reads one leaf into this process's memory."""
-    return open_leaf(folder, name).read().result()
+def read_in_blocks(folder: Path, name: str) -> Iterator[np.ndarray]:
+    """Reads one leaf into this process's memory from the first row to the last, some rows at a time.
+
+    Yields:
+        As many whole rows as lie together on the disk: a shard's rows, or all of them if columns are divided.
+    """
+    stored = open_leaf(folder, name)
+    if not stored.shape:
+        yield stored.read().result()
+        return
+    chunk: Any = stored.chunk_layout.read_chunk.shape
+    rows, *columns = (
+        [slice(at, min(at + step, size)) for at in range(0, size, step)]
+        for size, step in zip(stored.shape, chunk, strict=True)
+    )
+    for some in rows:
+        pieces = list(itertools.product(*columns))
+        if len(pieces) == 1:
+            yield stored[(some, *pieces[0])].read().result()
+            continue
+        block = np.empty((some.stop - some.start, *stored.shape[1:]), stored.dtype.numpy_dtype)
+        target = ts.array(block).translate_by[some.start, *[0] * len(columns)]
+        for piece in pieces:
+            target[(some, *piece)].write(stored[(some, *piece)]).result()
+        yield block
+        del block, target  # before the next one is made
 
 
 def leaves_of_files(folder: Path) -> dict[str, dict[str, int]]:

@@ -8,7 +8,7 @@ devices' memory to the disk and back. On simulated devices that is the host's me
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,12 +16,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jzero.checkpoint import device_checksum
+from jzero.checkpoint.leaves import on_cpus
 
 SPREAD = 0x9E3779B9
 """What positions are multiplied by; odd, so that they stay apart."""
 
 _BLOCK_ELEMENTS = 2**16
-_HOST_PLATFORMS = {"cpu"}
 
 Sums = dict[str, Callable[[], int]]
 """For each array, what waits for the sum over the parts that this process answers for."""
@@ -38,8 +38,7 @@ def start(leaves: Mapping[str, jax.Array], shapes: Mapping[str, tuple[int, ...]]
     Returns:
         What `finish` takes.
     """
-    platforms = {device.platform for x in leaves.values() for device in x.sharding.device_set}
-    if not platforms <= _HOST_PLATFORMS:
+    if not on_cpus(leaves):
         return device_checksum.start(leaves, shapes, SPREAD)
     sums: Sums = {}
     for name, x in leaves.items():
@@ -69,6 +68,27 @@ def finish(sums: Sums) -> dict[str, str]:
 def of_array(x: np.ndarray) -> str:
     """The checksum of a whole array in this process's memory; it needs little memory of its own."""
     return f"{_sum(x, [0] * x.ndim, x.shape):08x}"
+
+
+def verified(blocks: Iterable[np.ndarray], shape: tuple[int, ...], expected: str) -> Iterator[np.ndarray]:
+    """Passes on an array that comes some rows at a time, of which it keeps nothing.
+
+    Raises:
+        ValueError: after the last block, if the array has another checksum.
+
+    Example:
+        >>> x = np.arange(12.0).reshape(4, 3)
+        >>> [len(block) for block in verified([x[:1], x[1:]], x.shape, of_array(x))]
+        [1, 3]
+    """
+    total = at = 0
+    for block in blocks:
+        total += _sum(block, [at, *[0] * (len(shape) - 1)] if shape else [], shape)
+        at += len(block) if shape else 0
+        yield block
+        del block  # before the next one is made
+    if f"{total % 2**32:08x}" != expected:
+        raise ValueError("it has other values than were saved")
 
 
 def _sum_of_parts(parts: Sequence[tuple[np.ndarray, Any]], shape: tuple[int, ...]) -> int:

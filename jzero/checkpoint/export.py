@@ -1,5 +1,6 @@
-"""A checkpoint's weights as plain files that other programs read: safetensors or npz, leaf by leaf."""
+"""A checkpoint's weights as plain files that other programs read: safetensors or npz, block by block."""
 
+import contextlib
 import json
 import re
 import zipfile
@@ -13,12 +14,16 @@ import numpy as np
 from jzero.checkpoint import arrays, checksum, safetensors
 from jzero.checkpoint.header import Header, Leaf
 from jzero.checkpoint.leaves import is_floating
-from jzero.checkpoint.load import PathLike, read_header
+from jzero.checkpoint.load import PathLike, check_files, read_header
 from jzero.checkpoint.safetensors import Entry
 from jzero.errors import CheckpointError, DamagedCheckpointError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _WEIGHTS = ("params/", "model_state/")
+_AT_ONCE = 2**22
+"""About how many elements are cast at once."""
+
+_OUR_FILES = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "model.npz")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -32,7 +37,8 @@ def export(
 ) -> list[Path]:
     """Writes the parameters and the model's state, under their dotted names; tied parameters once.
 
-    Only one leaf is in memory at a time. What is read is checked like what is loaded.
+    In memory is a part of one leaf at a time: the rows that lie together on the disk. What is read is checked like what
+    is loaded. A file has its name only when it is whole.
 
     Args:
         path: a checkpoint, or a folder of checkpoints, of which the newest is taken.
@@ -45,9 +51,11 @@ def export(
         The files that were written.
 
     Raises:
-        CheckpointError: no checkpoint there, a damaged one, or `out` cannot be written to.
+        CheckpointError: no checkpoint there, a damaged one, `out` cannot be written to, or it holds files of another
+            export that would not be replaced.
     """
     folder, head = read_header(path)
+    check_files(folder, head)
     entries = [
         _entry(folder, name, leaf, DTYPES[dtype]) for name, leaf in head.leaves.items() if name.startswith(_WEIGHTS)
     ]
@@ -93,22 +101,21 @@ def dotted(name: str) -> str:
 def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
     to = floating if is_floating(leaf.dtype) else leaf.dtype
 
-    def read() -> np.ndarray:
+    def blocks() -> Iterator[np.ndarray]:
         if not leaf.nbytes:
-            return np.zeros(leaf.shape, jnp.dtype(to))
+            yield np.zeros(leaf.shape, jnp.dtype(to))
+            return
         try:
-            x = arrays.read_whole(folder, name)
-        except Exception as error:
+            for block in checksum.verified(arrays.read_in_blocks(folder, name), leaf.shape, leaf.checksum):
+                for part in np.array_split(block, 1 + block.size // _AT_ONCE) if block.ndim else [block]:
+                    yield part.astype(jnp.dtype(to), copy=False)
+                del block, part  # before the next one is read
+        except Exception as error:  # tensorstore and the file system each have their own
             raise DamagedCheckpointError(
                 f"The checkpoint {folder} is damaged: {name}: {arrays.reason(error)}."
             ) from error
-        if checksum.of_array(x) != leaf.checksum:
-            raise DamagedCheckpointError(
-                f"The checkpoint {folder} is damaged: {name} has other values than were saved."
-            )
-        return x.astype(jnp.dtype(to), copy=False)
 
-    return Entry(dotted(name), leaf.shape, to, read)
+    return Entry(dotted(name), leaf.shape, to, blocks)
 
 
 def _facts(head: Header) -> dict[str, str]:
@@ -123,19 +130,21 @@ def _facts(head: Header) -> dict[str, str]:
 
 def _write_safetensors(out: Path, entries: list[Entry], metadata: dict[str, str], limit: int) -> list[Path]:
     shards = list(_shards(entries, limit))
-    if len(shards) == 1:
-        safetensors.write(out / "model.safetensors", entries, metadata)
-        return [out / "model.safetensors"]
-    files = [out / f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    n = len(shards)
+    files = [out / (f"model-{i:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors") for i in range(1, n + 1)]
+    written = [*files, out / "model.safetensors.index.json"] if n > 1 else files
+    _check_alone(out, written)
     for file, shard in zip(files, shards, strict=True):
-        safetensors.write(file, shard, metadata)
-    index: dict[str, Any] = {
-        "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
-        "weight_map": {entry.name: file.name for file, shard in zip(files, shards, strict=True) for entry in shard},
-    }
-    index_file = out / "model.safetensors.index.json"
-    index_file.write_text(json.dumps(index, indent=2) + "\n")
-    return [*files, index_file]
+        with _unfinished(file) as unfinished:
+            safetensors.write(unfinished, shard, metadata)
+    if n > 1:
+        index: dict[str, Any] = {
+            "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
+            "weight_map": {entry.name: file.name for file, shard in zip(files, shards, strict=True) for entry in shard},
+        }
+        with _unfinished(written[-1]) as unfinished:
+            unfinished.write_text(json.dumps(index, indent=2) + "\n")
+    return written
 
 
 def _shards(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
@@ -153,8 +162,35 @@ def _write_npz(file: Path, entries: list[Entry]) -> Path:
         raise CheckpointError(
             f"{unknown.name} would be {unknown.dtype}, which npz does not have; export fp32, or to safetensors."
         )
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    _check_alone(file.parent, [file])
+    with _unfinished(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
         for entry in entries:
+            descr = np.lib.format.dtype_to_descr(np.dtype(entry.dtype))
             with archive.open(f"{entry.name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(entry.read()), allow_pickle=False)
+                header = {"descr": descr, "fortran_order": False, "shape": entry.shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                for block in entry.blocks():
+                    member.write(safetensors.as_bytes(block))
+                    del block  # before the next one is made
     return file
+
+
+def _check_alone(out: Path, written: list[Path]) -> None:
+    """Refuses a folder in which a reader could take another export's files for a part of this one."""
+    there = {file for pattern in _OUR_FILES for file in out.glob(pattern)} - set(written)
+    if there:
+        raise CheckpointError(
+            f"{out} holds {min(there).name} of another export, which could be taken for a part of this one; "
+            "remove it or choose another folder."
+        )
+
+
+@contextlib.contextmanager
+def _unfinished(file: Path) -> Iterator[Path]:
+    """Where to write a file that replaces what is there when it is whole; if it cannot be finished, nothing stays."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)

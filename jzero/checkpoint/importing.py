@@ -7,6 +7,8 @@ expression for the whole name; a rule without `to` leaves the array out.
 
 import json
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,16 +166,22 @@ def _open(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    return json.loads(safetensors.read_metadata(file).get("jzero", "{}"))
+    """What `export` wrote into it; nothing if something else did."""
+    try:
+        facts = json.loads(safetensors.read_metadata(file).get("jzero", "{}"))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _open_npz(file: Path) -> dict[str, Entry]:
     try:
-        archive = np.load(file)
-        heads = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as npz: {error}.") from error
-    return {name: Entry(name, x.shape, x.dtype.name, lambda x=x: x) for name, x in heads.items()}
+        with file.open("rb") as opened:
+            archive = np.load(opened)
+            heads = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{file} cannot be read as npz: {str(error).rstrip('.')}.") from error
+    return {name: Entry(name, x.shape, x.dtype.name, lambda x=x: [x]) for name, x in heads.items()}
 
 
 def _open_torch(file: Path) -> dict[str, Entry]:
@@ -192,7 +200,7 @@ def _open_torch(file: Path) -> dict[str, Entry]:
         dtype = str(tensor.dtype).removeprefix("torch.")
         bits = {"bfloat16": torch.int16}.get(dtype)
         read = lambda: tensor.numpy() if bits is None else tensor.view(bits).numpy().view(jnp.bfloat16)
-        return Entry(name, tuple(tensor.shape), dtype, read)
+        return Entry(name, tuple(tensor.shape), dtype, lambda: [read()])
 
     return {name: entry(name, tensor) for name, tensor in tensors.items()}
 
@@ -212,4 +220,4 @@ def _renamed(entries: Mapping[str, Entry], rules: Sequence[Mapping[str, Any]]) -
 
 
 def _transposed(entry: Entry, name: str) -> Entry:
-    return Entry(name, entry.shape[::-1], entry.dtype, lambda: np.ascontiguousarray(entry.read().T))
+    return Entry(name, entry.shape[::-1], entry.dtype, lambda: [np.ascontiguousarray(entry.read().T)])

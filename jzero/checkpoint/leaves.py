@@ -49,10 +49,19 @@ def whole(sharding: Any) -> Any:
 
 def on_devices(x: jax.Array) -> jax.Array:
     """The array in the devices' memory, where programs can read it; itself if it lies there already."""
-    kinds = {device.default_memory().kind for device in x.sharding.device_set}
-    if x.sharding.memory_kind in {None, *kinds}:
-        return x
-    return jax.device_put(x, x.sharding.with_memory_kind(kinds.pop()))
+    sharding = in_default_memory(x.sharding)
+    return x if x.sharding.memory_kind in {None, sharding.memory_kind} else jax.device_put(x, sharding)
+
+
+def in_default_memory(sharding: Any) -> Any:
+    """The sharding with its devices' own memory in place of any other."""
+    (kind,) = {device.default_memory().kind for device in sharding.device_set}
+    return sharding.with_memory_kind(kind)
+
+
+def on_cpus(leaves: Mapping[str, jax.Array]) -> bool:
+    """Whether all arrays are on (simulated) devices whose memory is that of the host."""
+    return {device.platform for x in leaves.values() for device in x.sharding.device_set} <= {"cpu"}
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

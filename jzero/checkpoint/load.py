@@ -56,7 +56,7 @@ def load(
     shapes, live = true_shapes(state, placements), by_name(state)
     wanted = {name: Leaf(shapes[name], str(x.dtype)) for name, x in live.items()}
     sources = match(folder, head.leaves, wanted, selection or Selection())
-    on_first_process(lambda: _check_files(folder, head))
+    on_first_process(lambda: check_files(folder, head))
     if donate:
         for name in sources:
             live[name].delete()
@@ -144,7 +144,12 @@ def _empty(like: Any) -> jax.Array:
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zeros[index])
 
 
-def _check_files(folder: Path, head: Header) -> None:
+def check_files(folder: Path, head: Header) -> None:
+    """Looks at what sizes and small files tell.
+
+    Raises:
+        DamagedCheckpointError: a file is not what was written; it names the file and the leaves in it.
+    """
     damaged = header.damaged_files(folder, head)
     if not damaged:
         return

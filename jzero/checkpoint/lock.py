@@ -1,21 +1,26 @@
 """One writer for a folder: a lock that the system drops when its process dies, with a note of who holds it."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import time
+import warnings
 from pathlib import Path
 
 from jzero.errors import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # where there is no POSIX
+    fcntl = None
 
 
 class FolderLock:
     """Keeps other runs from writing to a folder.
 
     The lock is the kernel's (`flock`), so that one left by a killed process is free at once, wherever that process ran;
-    the file says who holds it. On a file system without locks nothing is locked.
+    the file says who holds it. Where there are no such locks nothing is locked, and a warning says so.
 
     Args:
         file: the lock file; its folder must exist.
@@ -30,6 +35,8 @@ class FolderLock:
         while True:
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
             try:
+                if fcntl is None:
+                    raise OSError
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.read(handle, 4096).decode(errors="replace")
@@ -38,6 +45,8 @@ class FolderLock:
                     f"{what} is being written by another run ({_describe(holder)}); stop it or choose another folder."
                 ) from None
             except OSError:
+                folder = file.parent  # one sentence for all checkpoints in it
+                warnings.warn(f"{folder} cannot be locked: nothing keeps other runs from writing to it.", stacklevel=2)
                 break
             if _is_file(handle, file):
                 break

@@ -1,9 +1,10 @@
-"""The safetensors format, written and read array by array, so that no more than one is in memory at a time.
+"""The safetensors format, written block by block and read array by array, so that no more is in memory at a time.
 
 A file is the length of a JSON header (8 bytes, little endian), the header, and the arrays' bytes in the header's order.
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -43,22 +44,27 @@ class Entry(NamedTuple):
         name: under which it is written.
         shape: its shape.
         dtype: the name of its dtype.
-        read: reads it.
+        blocks: reads it, some rows at a time.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], np.ndarray]
+    blocks: Callable[[], Iterable[np.ndarray]]
 
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return int(np.prod(self.shape, dtype=np.int64)) * jnp.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+    def read(self) -> np.ndarray:
+        """Reads all of it."""
+        first, *others = self.blocks()
+        return np.concatenate([first, *others]) if others else first
 
 
 def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
-    """Writes a file, reading one array after the other.
+    """Writes a file, reading one block after the other.
 
     Args:
         file: is replaced.
@@ -72,7 +78,7 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp(), "weights.safetensors")
-        >>> write(file, [Entry("w", (2,), "float32", lambda: np.ones(2, np.float32))], {"format": "flax"})
+        >>> write(file, [Entry("w", (2,), "float32", lambda: [np.ones(2, np.float32)])], {"format": "flax"})
         >>> open_file(file)["w"].read().tolist()
         [1.0, 1.0]
     """
@@ -89,7 +95,14 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
         out.write(struct.pack("<Q", len(text)))
         out.write(text)
         for entry in entries:
-            out.write(np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8).data)
+            for block in entry.blocks():
+                out.write(as_bytes(block))
+                del block  # before the next one is made
+
+
+def as_bytes(block: np.ndarray) -> memoryview:
+    """The bytes of some rows, without a copy if they lie in order."""
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 def open_file(file: Path) -> dict[str, Entry]:
@@ -129,9 +142,9 @@ def _entry(file: Path, name: str, facts: Mapping[str, Any], start: int) -> Entry
         raise CheckpointError(f"{file}: {name} is of dtype {facts['dtype']}, which jzero does not read.")
     dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], tuple(facts["shape"]), facts["data_offsets"]
 
-    def read() -> np.ndarray:
+    def blocks() -> list[np.ndarray]:
         with file.open("rb") as opened:
             opened.seek(start + begin)
-            return np.frombuffer(opened.read(end - begin), dtype).reshape(shape)
+            return [np.frombuffer(opened.read(end - begin), dtype).reshape(shape)]
 
-    return Entry(name, shape, dtype.name, read)
+    return Entry(name, shape, dtype.name, blocks)

@@ -3,8 +3,8 @@
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from jzero.errors import CheckpointError
 
 PathLike = str | os.PathLike[str]
 
+_WRITER = ThreadPoolExecutor(1, "saving")
+"""The thread that saves; it waits for the next one, since a save that had to start it would stall training."""
+
 
 class Saving:
     """A save that is under way.
@@ -32,13 +35,12 @@ class Saving:
     def __init__(self, path: Path, work: Callable[[], None]):
         self.path = path
         self._error: CheckpointError | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), name=f"saving {path.name}")
-        self._thread.start()
+        self._finished = _WRITER.submit(self._run, work)
 
     @property
     def done(self) -> bool:
         """Whether this process has finished its part."""
-        return not self._thread.is_alive()
+        return self._finished.done()
 
     @property
     def error(self) -> CheckpointError | None:
@@ -51,7 +53,7 @@ class Saving:
         Raises:
             CheckpointError: it could not be written; an older one is still there.
         """
-        self._thread.join()
+        self._finished.result()
         agree(self._error)
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -111,7 +113,7 @@ def save(
                 recover(path)
             lock.pop().release()
 
-    def start() -> tuple[Any, checksum.Sums]:
+    def start() -> tuple[Callable[[], None], checksum.Sums]:
         try:
             return arrays.start_writing(staging(path), leaves), checksum.start(leaves, shapes)
         except Exception as error:  # Orbax, tensorstore and the file system each have their own
@@ -120,7 +122,7 @@ def save(
 
     try:
         on_first_process(prepare)
-        checkpointer, sums = start()
+        write, sums = start()
         agree(None)
         # Several processes add their sums up here, where they all are; a single one does so in the background.
         several = checksum.finish(sums) if jax.process_count() > 1 else None
@@ -130,8 +132,7 @@ def save(
 
     def finish() -> None:
         try:
-            checkpointer.wait_until_finished()
-            checkpointer.close()
+            write()
             if jax.process_index() == 0:
                 texts = checksum.finish(sums) if several is None else several
                 described = {name: Leaf(shapes[name], str(x.dtype), texts.get(name, "")) for name, x in chosen.items()}

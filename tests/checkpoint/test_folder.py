@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -176,3 +177,11 @@ def test_a_save_is_due_by_the_clock(tmp_path, monkeypatch):
     with Checkpoints(Engine(), tmp_path) as checkpoints:
         now[0] += 1e6
         assert not checkpoints.due()
+
+
+def test_a_system_without_locks_is_told_and_saves(tmp_path, monkeypatch):
+    monkeypatch.setattr("jzero.checkpoint.lock.fcntl", None)
+    sentence = re.escape(f"{tmp_path} cannot be locked: nothing keeps other runs from writing to it.")
+    with pytest.warns(UserWarning, match=f"^{sentence}$"):
+        save_steps(tmp_path, [1])
+    assert steps(tmp_path) == [1]

@@ -1,6 +1,8 @@
 """What was saved comes back in any layout, bit for bit; what is there is neither lost nor mistaken."""
 
 import json
+import sys
+import threading
 
 import jax
 import numpy as np
@@ -49,8 +51,15 @@ def test_a_state_in_host_memory_is_saved_like_any_other(saved, tmp_path):
 
 def test_memory_may_be_reused_at_once(tmp_path):
     state, expected = make_state(3), make_state(3)
+    change = jax.jit(lambda s: jax.tree.map(lambda x: ~x if x.dtype == bool else -x - 1, s), donate_argnums=0)
+    writer, may_write = sys.modules["jzero.checkpoint.save"]._WRITER, threading.Event()
+    writer.submit(may_write.wait, 30)  # nothing is written before the state has changed
     saving = checkpoint.save(tmp_path / "c", state, {})
-    state = jax.jit(lambda s: jax.tree.map(lambda x: ~x if x.dtype == bool else -x, s), donate_argnums=0)(state)
+    for _ in range(3):
+        state = change(state)
+    jax.block_until_ready(state)
+    assert not saving.done
+    may_write.set()
     saving.wait()
     assert_same(checkpoint.load(tmp_path / "c", abstract(expected))[0], expected)
 

@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend import core as jex_core
 
+from jzero import compat
 from jzero.grads import times
 from jzero.health import Health
 from jzero.layout import Placement
@@ -38,11 +40,36 @@ def update_on_devices(
     placements, _ = split(recipe.placements, recipe.trainable)
     divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
     grads = jax.tree.map(lambda g: _divided(g, divisor), unpad(grads, placements))
-    params, state = unpad(trained, placements), unpad(opt_state, recipe.opt_placements)
+    before = unpad(trained, placements), unpad(opt_state, recipe.opt_placements)
     optimizer = optax.with_extra_args_support(recipe.optimizer)
-    params, state = apply_optimizer(optimizer, grads, state, params, loss)
-    proposed = pad(params, placements), pad(state, recipe.opt_placements)
-    return keep(proposed, (trained, opt_state), health.finite)
+
+    def proposed(kept: tuple[Any, Any], grads: Any, loss: jax.Array) -> tuple[Any, Any]:
+        return apply_optimizer(optimizer, grads, kept[1], kept[0], loss)
+
+    program, shapes = compat.trace(proposed, before, grads, loss)
+    new = _kept_early(program, jax.tree.leaves((before, grads, loss)), health.finite)
+    params, state = jax.tree.unflatten(jax.tree.structure(shapes), new)
+    return pad(params, placements), pad(state, recipe.opt_placements)
+
+
+def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Array) -> list[Any]:
+    """Runs an update whose outputs replace its first operands, and keeps the old value as soon as it has a new one.
+
+    What goes on from a new moment, such as the parameter's update, then goes on from the one that is kept, which is
+    the same unless the step is skipped, and then nothing of it remains. XLA would otherwise compute it twice or copy
+    the old one.
+    """
+    jaxpr = program.jaxpr
+    olds = {v: old for v, old in zip(jaxpr.outvars, operands, strict=False) if not isinstance(v, jex_core.Literal)}
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
+    read = lambda v: v.val if isinstance(v, jex_core.Literal) else values[v]
+    for eqn in jaxpr.eqns:
+        for v, new in zip(eqn.outvars, compat.bind(eqn, [read(v) for v in eqn.invars]), strict=True):
+            values[v] = keep(new, olds[v], finite) if v in olds else new
+    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    is_kept = lambda v, old: not isinstance(v, jex_core.Literal) and (v in made or read(v) is old)
+    pairs = zip(jaxpr.outvars, operands, strict=False)
+    return [read(v) if is_kept(v, old) else keep(read(v), old, finite) for v, old in pairs]
 
 
 def update_from_host(

@@ -37,7 +37,8 @@ def update_in_pieces(
     """Applies an elementwise function to arrays of one shape, piece by piece, each in the memory it lies in.
 
     Args:
-        fn: `fn(*pieces of changed, *pieces of read) -> new pieces of changed`, on `[rows, length]` device arrays.
+        fn: `fn(*pieces of changed, *pieces of read) -> new pieces of changed`, on device arrays: of the given shape, or
+            `[rows, length]` pieces of it.
         changed: the arrays that it replaces, on the host.
         read: further arrays, on the host or on the device.
         piece_elements: how large a piece is at most, unless a single row is larger.
@@ -47,20 +48,21 @@ def update_in_pieces(
     """
     shape = changed[0].shape
     rows, length, step = rows_of(shape, piece_elements)
+    if rows <= step:  # as they are: XLA updates no array in place whose shape changes on the way
+        return [to_host(new) for new in fn(*map(to_device, (*changed, *read)))]
     state, others = ([x.reshape(rows, length) for x in xs] for xs in (changed, read))
 
     def at(state: list[jax.Array], start: Any, size: int) -> list[jax.Array]:
         pieces = [to_device(jax.lax.dynamic_slice_in_dim(x, start, size)) for x in (*state, *others)]
+        # Where both memories are one, XLA would read the slices again after some have been overwritten: from copies.
+        pieces = jax.lax.optimization_barrier(pieces)
         return [
             jax.lax.dynamic_update_slice_in_dim(x, to_host(new), start, 0)
             for x, new in zip(state, fn(*pieces), strict=True)
         ]
 
     n_pieces, left = divmod(rows, step)
-    if n_pieces > 1:
-        state = jax.lax.fori_loop(0, n_pieces, lambda i, state: at(state, i * step, step), state)
-    elif n_pieces:
-        state = [to_host(new) for new in fn(*map(to_device, (*state, *others)))] if not left else at(state, 0, step)
+    state = jax.lax.fori_loop(0, n_pieces, lambda i, state: at(state, i * step, step), state)
     if left:
         state = at(state, n_pieces * step, left)
     return [x.reshape(shape) for x in state]

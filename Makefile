@@ -3,6 +3,7 @@
 # make test-full  run them and those that take an hour
 # make check    lint, types and the examples in docstrings
 # make docs     write the tables of docs/configuration.md anew
+# make notebooks  run the notebooks and keep what they show
 # make bench    measure steps on simulated devices, programs compiled for GPUs, and a GPU if there is one (hours)
 # make clean    remove what the above made
 #
@@ -15,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 
-.PHONY: demo test test-full check docs bench install clean
+.PHONY: demo test test-full check docs notebooks bench install clean
 
 demo: $(INSTALLED)
 	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
@@ -24,7 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 test-full: $(INSTALLED)
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "full or not full"
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not browser"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -34,6 +35,11 @@ check: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m jzero.config.reference docs/configuration.md
+
+notebooks: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False \
+	    --NotebookClient.coalesce_streams=True notebooks/*.ipynb
+	$(BIN)/nbstripout --keep-output --keep-id --extra-keys "metadata.language_info.version" notebooks/*.ipynb
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py

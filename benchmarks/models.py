@@ -80,11 +80,78 @@ def lstm(*, layers: int = 4, d_model: int = 2048, seq_len: int = 256, vocab_size
 def resnet(*, depth: int = 50, size: int = 224, n_classes: int = 1000) -> Subject:
     """A ResNet on square images; its statistics are over the whole batch."""
     built = build({"family": "resnet", "depth": depth, "n_classes": n_classes})
-    batch = lambda rows: {
-        "image": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.float32),
-        "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
-    }
-    return Subject("resnet", built.factory, built.loss_fn, batch, f"image of {size} x {size}", rows_per_gpu=32)
+    return Subject("resnet", built.factory, built.loss_fn, _images(size), f"image of {size} x {size}", rows_per_gpu=32)
+
+
+def vit(*, layers: int = 24, d_model: int = 1024, size: int = 224, n_classes: int = 1000) -> Subject:
+    """A vision transformer with unrolled blocks that keep their activations; heads of width 64."""
+    sizes = {"image_size": size, "patch_size": 16, "n_classes": n_classes, "n_layer": layers, "d_model": d_model}
+    built = build({"family": "vit", **sizes, "n_head": d_model // 64})
+    return Subject("vit", built.factory, built.loss_fn, _images(size), f"image of {size} x {size}", rows_per_gpu=32)
+
+
+class Chain(nnx.Module):
+    """Products with an activation in between, and nothing else."""
+
+    def __init__(self, layers: int, d_model: int, rngs: nnx.Rngs):
+        self.layers = nnx.List([nnx.Linear(d_model, d_model, rngs=rngs) for _ in range(layers)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[rows, d_model]` -> the same."""
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return x
+
+
+def chain(*, layers: int = 12, d_model: int = 8192, rows: int = 4096) -> Subject:
+    """A multilayer perceptron."""
+    batch = lambda rows: {"x": jax.ShapeDtypeStruct((rows, d_model), jnp.float32)}
+    loss_fn = lambda model, batch: (model(batch["x"]).astype(jnp.float32) ** 2).mean()
+    return Subject("chain", lambda rngs: Chain(layers, d_model, rngs), loss_fn, batch, "row", rows_per_gpu=rows)
+
+
+class Experts(nnx.Module):
+    """A residual layer whose every token goes to one of several experts, up to what each has room for."""
+
+    def __init__(self, n_experts: int, d_model: int, rngs: nnx.Rngs):
+        make = nnx.initializers.lecun_normal(batch_axis=0)
+        self.route = nnx.Linear(d_model, n_experts, use_bias=False, rngs=rngs)
+        self.up = nnx.Param(make(rngs.params(), (n_experts, d_model, 4 * d_model)))
+        self.down = nnx.Param(make(rngs.params(), (n_experts, 4 * d_model, d_model)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[tokens, d_model]` -> the same; tokens for which an expert has no room pass unchanged."""
+        weights = jax.nn.softmax(self.route(x).astype(jnp.float32))
+        n_experts, chosen = weights.shape[1], weights.argmax(-1)
+        capacity = 5 * len(x) // (4 * n_experts)
+        to = jax.nn.one_hot(chosen, n_experts, dtype=jnp.int32)
+        place = jax.nn.one_hot((jnp.cumsum(to, 0) * to).sum(-1) - 1, capacity, dtype=x.dtype)
+        sent = to.astype(x.dtype)[:, :, None] * place[:, None, :]  # [tokens, experts, capacity]
+        inputs = jnp.einsum("tec,td->ecd", sent, x)
+        made = jnp.einsum("ecf,efd->ecd", jax.nn.gelu(jnp.einsum("ecd,edf->ecf", inputs, self.up[...])), self.down[...])
+        gate = jnp.take_along_axis(weights, chosen[:, None], 1).astype(x.dtype)
+        return x + gate * jnp.einsum("tec,ecd->td", sent, made)
+
+
+class MixtureOfExperts(nnx.Module):
+    """Such layers one after another."""
+
+    def __init__(self, layers: int, n_experts: int, d_model: int, rngs: nnx.Rngs):
+        self.layers = nnx.List([Experts(n_experts, d_model, rngs) for _ in range(layers)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[tokens, d_model]` -> the same."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def experts(*, layers: int = 6, n_experts: int = 8, d_model: int = 2048, tokens: int = 4096) -> Subject:
+    """A mixture of experts, every token to one of them."""
+    batch = lambda rows: {"x": jax.ShapeDtypeStruct((rows, d_model), jnp.float32)}
+    model = lambda rngs: MixtureOfExperts(layers, n_experts, d_model, rngs)
+    loss_fn = lambda model, batch: (model(batch["x"]).astype(jnp.float32) ** 2).mean()
+    return Subject("experts", model, loss_fn, batch, "token", rows_per_gpu=tokens)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -118,6 +185,13 @@ def _decoder(name: str, sizes: Mapping[str, Any]) -> Subject:
         row=f"sequence of {seq_len} tokens",
         stacked="h" if sizes["scan_layers"] else None,
     )
+
+
+def _images(size: int) -> Callable[[int], Any]:
+    return lambda rows: {
+        "image": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.float32),
+        "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
+    }
 
 
 def _tokens(seq_len: int) -> Callable[[int], Any]:

@@ -31,6 +31,7 @@ from jzero.layout import path_name
 from jzero.mesh import DATA_AXES, mesh_for, n_data_shards
 from jzero.offload.budget import check_host_memory
 from jzero.offload.nvme.swapped import Swapped
+from jzero.plan.auto import settled
 from jzero.stages import StagePlan
 from jzero.state import TrainState, is_placement, split, unpad
 
@@ -57,7 +58,8 @@ def initialize(
         loss_fn: `loss_fn(model, batch)`, without Flax `loss_fn(params, batch)`; it returns a scalar (or
             `jzero.Mean`), or that and a dict of scalar
             metrics. With a third parameter named `train` it is told whether this is a training step.
-        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`.
+        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. A stage or micro-batch of `"auto"` is
+            chosen by a plan for these devices; `engine.config.notes` says which and why.
         sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
@@ -87,7 +89,15 @@ def initialize(
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    given = Config.load(config)
+    given = settled(
+        Config.load(config),
+        mesh=mesh,
+        model=model,
+        loss_fn=loss_fn,
+        sample_batch=sample_batch,
+        optimizer=optimizer,
+        trainable=trainable,
+    )
     mesh = mesh_for(given) if mesh is None else mesh
     resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch))
     _agree_over_processes(resolved, seed)

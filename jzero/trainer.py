@@ -30,6 +30,7 @@ from jzero.holdings import holdings_table
 from jzero.interrupts import Interrupts, interrupts
 from jzero.mesh import mesh_for, n_data_shards
 from jzero.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
+from jzero.plan.auto import settled
 from jzero.resume import LAYER_FORMS, Start, load_start
 from jzero.schedules import hf_schedule
 
@@ -88,24 +89,21 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     """
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
-    mesh = mesh_for(config.deepspeed) if mesh is None else mesh
-    facts: dict[str, Any] = {
-        "world": n_data_shards(mesh),
-        "training_arguments": arguments,
-        "hidden_size": model.hidden_size,
-    }
+    known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
+    facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
     # The schedule may need the number of steps, and that needs the batch size: what is known so far decides that.
     rows = config.deepspeed.resolve(**facts, partly=True).train_batch_size
+    what = {"model": model.factory, "loss_fn": model.loss_fn, "sample_batch": corpus.train.batch(0, rows)}
+    given = settled(config.deepspeed, mesh=mesh, **what, **known)
+    mesh = mesh_for(given) if mesh is None else mesh
     n_steps = arguments.max_steps
     if n_steps < 1:
         n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
-    deepspeed = config.deepspeed.resolve(**facts, num_training_steps=n_steps)
+    deepspeed = given.resolve(**facts, num_training_steps=n_steps)
     has_schedule = deepspeed.scheduler is not None and deepspeed.scheduler.type is not None
     engine = initialize(
-        model=model.factory,
-        loss_fn=model.loss_fn,
+        **what,
         config=deepspeed,
-        sample_batch=corpus.train.batch(0, rows),
         schedule=None if has_schedule else hf_schedule(_with_rate_of(deepspeed, arguments), n_steps),
         mesh=mesh,
         seed=arguments.seed,
@@ -125,7 +123,7 @@ def language_model(config: RunConfig) -> models.BuiltModel:
     model = models.build(config.model)
     if model.vocab_size is None:
         raise ConfigError(
-            f"model.family {config.model['family']!r} classifies images, and jzero train reads text; "
+            f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "
             "choose a family of language models, such as gpt."
         )
     if model.vocab_size < VOCAB_SIZE:

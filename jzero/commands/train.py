@@ -39,7 +39,7 @@ def train_command(
 
     A run file is a JSON object with four parts:
 
-    - `model`: the family and its sizes, such as `{"family": "gpt", "d_model": 128, ...}`
+    - `model`: the family and its sizes, such as `{"family": "gpt", "d_model": 128, ...}`, or `{"size": "gpt2"}`
     - `data`: the text; the Python standard library's source, or your own files by glob
     - `training_arguments`: named as in Hugging Face: `learning_rate`, `max_steps`, `eval_steps`, ...
     - `deepspeed`: a DeepSpeed configuration, or the path of one; `"auto"` is filled from `training_arguments`

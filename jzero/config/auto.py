@@ -74,6 +74,9 @@ _HIDDEN: dict[str, Callable[[int], int]] = {
 }
 """Filled from the model's width; below stage 3 the last two have no meaning."""
 
+STAGE = "zero_optimization.stage"
+"""Filled by `jzero.plan.auto`, which knows model and devices."""
+
 _OPTIMIZER_AUTO = {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
 
 
@@ -172,7 +175,7 @@ def _apply_hidden_size(filled: Filled, hidden_size: int | Callable[[], int | Non
     for path, size in _HIDDEN.items():
         name = path.split(".")[1]
         if is_auto(zero.get(name)):
-            if name.startswith("stage3_") and zero.get("stage", 0) < 3:
+            if name.startswith("stage3_") and zero.get("stage", 0) in (0, 1, 2):
                 _drop(filled, zero, path)
                 continue
             hidden_size = hidden_size() if callable(hidden_size) else hidden_size
@@ -194,7 +197,7 @@ def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
             filled.notes.append(f'`{key.path}` = "auto" is read as false, because `{_OTHER[key.path]}` is true')
         elif key.verdict.kind != "honoured":
             _drop(filled, parent, key.path)
-        elif key.path in FILLS or key.path in _HIDDEN or ".params." in key.path:
+        elif key.path in FILLS or key.path in _HIDDEN or key.path == STAGE or ".params." in key.path:
             unfilled.append(f"`{key.path}` ({_needs(key.path)})")
         else:
             _drop(filled, parent, key.path)
@@ -255,6 +258,8 @@ def hidden_size_of(shapes: Iterable[tuple[int, ...]]) -> int | None:
 
 
 def _needs(path: str) -> str:
+    if path == STAGE:
+        return "needs the model and the devices: jzero.initialize, `jzero train` and `jzero plan` choose it"
     if path in _HIDDEN:
         return "needs the model's hidden size"
     return f"needs {FILLS[path].needs}" if path in FILLS else "has no counterpart in training_arguments"

@@ -17,7 +17,7 @@ from jzero.config.optimizer import OptimizerConfig
 from jzero.config.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast, disagreements
 from jzero.config.scalars import Anything, Count, DType, NonNegative, Positive, StepsPerPrint, Switch, Text, choice
 from jzero.config.scheduler import SchedulerConfig
-from jzero.config.section import Mapped, Section, Trace, build, fail
+from jzero.config.section import Mapped, Section, Trace, build, fail, given
 from jzero.config.verdicts import active_keys, honoured, no_effect, refused, show, switched_on, translated
 from jzero.config.zero import ZeroConfig
 
@@ -39,7 +39,11 @@ class Config(Section):
     """
 
     train_batch_size: Positive = honoured(None, "samples per optimizer step")
-    train_micro_batch_size_per_gpu: Positive = honoured(None, "samples per device and micro-batch")
+    train_micro_batch_size_per_gpu: Positive = honoured(
+        None,
+        'samples per device and micro-batch; `"auto"`, where no training arguments and no other sizes decide, is the '
+        "largest that fits, by the closed form of jzero.plan",
+    )
     gradient_accumulation_steps: Positive = honoured(None, "micro-batches per optimizer step")
     optimizer: OptimizerConfig | None = honoured(None)
     scheduler: SchedulerConfig | None = honoured(None)
@@ -252,6 +256,34 @@ class Config(Section):
         resolved = Config._read(data, self._file, Trace())
         resolved._trace = Trace(origins, list(dict.fromkeys([*self._trace.notes, *notes])))
         return resolved
+
+    def replaced(self, values: Mapping[str, Any], *, origin: str = "given", note: str | None = None) -> "Config":
+        """The configuration with other values for some keys.
+
+        Args:
+            values: By dotted path; sections come into being where they are needed.
+            origin: Where these values come from.
+            note: A sentence on them, for `notes`.
+
+        Raises:
+            ConfigError: The values do not fit the others.
+
+        Example:
+            >>> Config.load({"train_batch_size": 8}).replaced({"zero_optimization.stage": 2}).zero_optimization.stage
+            2
+        """
+        data = given(self)
+        for path, value in values.items():
+            *outer, name = path.split(".")
+            place = data
+            for key in outer:
+                place[key] = dict(place.get(key) or {})
+                place = place[key]
+            place[name] = value
+        changed = Config._read(data, self._file, Trace())
+        origins = {**self.origins, **dict.fromkeys(values, origin)}
+        changed._trace = Trace(origins, [*self._trace.notes, *([note] if note else [])])
+        return changed
 
     @property
     def precision(self) -> Literal["fp32", "bf16", "fp16"]:

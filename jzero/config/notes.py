@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jzero.config.deepspeed_schedules import OneCycleParams
+from jzero.config.scalars import is_auto
 from jzero.config.verdicts import active_keys, given_keys, show, switched_on
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def unread(config: "Config", path: str) -> str | None:
     if not path.startswith(_ZERO):
         return None
     name, stage = path.removeprefix(_ZERO).partition(".")[0], config.zero_optimization.stage
-    if name in _READ_AT_ANY_STAGE:
+    if name in _READ_AT_ANY_STAGE or is_auto(stage):
         return None
     if name == "sub_group_size":  # DeepSpeed's stages 1 and 2 do not have it; here it serves them too
         return None if config.zero_optimization.offloads_optimizer else "it bounds the update of an offloaded optimizer"

@@ -36,7 +36,8 @@ class DataConfig(Section):
 class RunConfig(Section):
     """A validated run file.
 
-    `model` holds `family` and the sizes of that family, which the model registry checks.
+    `model` holds `family` and the sizes of that family, or `size`, the name of a published model; the model registry
+    checks it.
     """
 
     model: Anything
@@ -48,19 +49,22 @@ class RunConfig(Section):
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """The model names its family, and there is a DeepSpeed part."""
         model = values.get("model")
-        if not isinstance(model, Mapping) or not isinstance(model.get("family"), str):
-            yield "model", f'must be an object with a `family`, such as {{"family": "gpt"}}, got {model!r}'
+        if not isinstance(model, Mapping) or not isinstance(model.get("family", model.get("size")), str):
+            yield "model", f'must be an object with a `family`, such as {{"family": "gpt"}}, or a `size`, got {model!r}'
         if not isinstance(deepspeed := values.get("deepspeed"), Mapping):
             yield "deepspeed", f"must be a DeepSpeed configuration or the path of one, got {deepspeed!r}"
 
 
-def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(
+    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = (), *, file: str = "run"
+) -> RunConfig:
     """Reads a run file.
 
     Args:
-        path: A JSON or Hjson file with the parts `model`, `data`, `training_arguments` and `deepspeed`; the last may be
-            the path of a DeepSpeed JSON or of Accelerate's file, relative to the run file.
+        source: A JSON or Hjson file with the parts `model`, `data`, `training_arguments` and `deepspeed`, or what such
+            a file holds; the last part may be the path of a DeepSpeed JSON or of Accelerate's file, relative to it.
         overrides: Assignments such as `"deepspeed.zero_optimization.stage=2"`, applied before anything is checked.
+        file: What to call a mapping in messages.
 
     Returns:
         The run, whose `deepspeed` is a `Config` that may still hold `"auto"`.
@@ -68,10 +72,13 @@ def load_run(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Run
     Raises:
         ConfigError: One sentence for each thing that is wrong.
     """
-    file, data = str(path), read_object(path)
-    source, deepspeed_file, notes = data.get("deepspeed"), f"{file}, deepspeed", []
-    if isinstance(source, str):
-        data["deepspeed"], deepspeed_file, notes = read_source(Path(path).parent / source, deepspeed_file)
+    if isinstance(source, Mapping):
+        data, folder = dict(source), Path()
+    else:
+        file, data, folder = str(source), read_object(source), Path(source).parent
+    deepspeed, deepspeed_file, notes = data.get("deepspeed"), f"{file}, deepspeed", []
+    if isinstance(deepspeed, str):
+        data["deepspeed"], deepspeed_file, notes = read_source(folder / deepspeed, deepspeed_file)
     data = apply_overrides(data, overrides)
     trace = Trace(notes=notes)
     run = build(RunConfig, data, file=file, trace=trace)

@@ -119,6 +119,8 @@ def _pair(value: Any) -> Any:
 
 
 def _stage(value: Any) -> Any:
+    if is_auto(value):
+        return AUTO
     try:
         number = _number(value, "")
     except ValueError:

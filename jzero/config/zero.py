@@ -106,7 +106,11 @@ class Loco(Section):
 class ZeroConfig(Section):
     """`zero_optimization`."""
 
-    stage: Stage = honoured(0, "1 shards optimizer state and master copy, 2 also gradients, 3 also parameters")
+    stage: Stage = honoured(
+        0,
+        '1 shards optimizer state and master copy, 2 also gradients, 3 also parameters; `"auto"` is the fastest that '
+        "fits, by the closed form of jzero.plan",
+    )
     stage3_param_persistence_threshold: Count = honoured(100_000, "stage 3: smaller leaves stay replicated")
     stage3_prefetch_bucket_size: Count = honoured(
         50_000_000, "stage 3: elements that may be gathered ahead of their use"
@@ -193,7 +197,7 @@ class ZeroConfig(Section):
     @property
     def offloads_optimizer(self) -> bool:
         """Whether the stage has state to offload, and `offload_optimizer` says to."""
-        return self.stage > 0 and self.offload_optimizer is not None and self.offload_optimizer.device != "none"
+        return self.stage != 0 and self.offload_optimizer is not None and self.offload_optimizer.device != "none"
 
     @property
     def swaps_optimizer(self) -> bool:
@@ -217,7 +221,7 @@ class ZeroConfig(Section):
         if params and params.device == "nvme" and stage == 3:
             yield "offload_param.device", "= 'nvme' is refused: only the optimizer goes to NVMe; use \"cpu\""
         if optimizer and optimizer.device == "nvme" and stage:
-            if stage < 3:
+            if stage != 3:
                 yield "offload_optimizer.device", "= 'nvme' is refused: it is for stage 3, as in DeepSpeed; use \"cpu\""
             elif not optimizer.nvme_path:
                 yield "offload_optimizer.nvme_path", "is missing: with `device` = 'nvme' it names a folder on a disk"

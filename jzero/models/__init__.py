@@ -8,6 +8,9 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from jzero.errors import ConfigError
 from jzero.models.gpt import GPT, GPTConfig
 from jzero.models.gpt_linen import GPTLinen
@@ -15,12 +18,14 @@ from jzero.models.llama import Llama, LlamaConfig
 from jzero.models.losses import classification_loss, linen_next_token_loss, next_token_loss
 from jzero.models.lstm import LSTM, LSTMConfig
 from jzero.models.resnet import ResNet, ResNetConfig
+from jzero.models.sizes import SIZES, with_size
 from jzero.models.vit import ViT, ViTConfig
 
 __all__ = [
     "FAMILIES",
     "GPT",
     "LSTM",
+    "SIZES",
     "BuiltModel",
     "GPTConfig",
     "GPTLinen",
@@ -34,7 +39,11 @@ __all__ = [
     "build",
     "classification_loss",
     "next_token_loss",
+    "with_size",
 ]
+
+IMAGE_SIZE = 224
+"""Height and width of the images that a ResNet is planned for; it takes any."""
 
 
 class BuiltModel(NamedTuple):
@@ -44,15 +53,31 @@ class BuiltModel(NamedTuple):
         factory: a function `rngs -> NNX module`, or a Linen module.
         loss_fn: its loss function.
         hidden_size: the width by which DeepSpeed scales its `"auto"` buffer sizes and thresholds.
+        n_params: number of parameters.
         seq_len: the longest sequence the model takes; None for any, and for a model of images.
         vocab_size: number of token ids; None for a model of images.
+        image: height, width and channels of an image; None for a model of text.
     """
 
     factory: Any
     loss_fn: Callable
     hidden_size: int
+    n_params: int
     seq_len: int | None = None
     vocab_size: int | None = None
+    image: tuple[int, int, int] | None = None
+
+    def batch(self, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes of a batch, as `loss_fn` takes it.
+
+        Args:
+            rows: sequences or images.
+            seq_len: tokens that are predicted in each sequence; nothing to a model of images.
+        """
+        if self.image is None:
+            return {"tokens": jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)}
+        image = jax.ShapeDtypeStruct((rows, *self.image), jnp.float32)
+        return {"image": image, "label": jax.ShapeDtypeStruct((rows,), jnp.int32)}
 
 
 def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
@@ -64,29 +89,33 @@ def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
         factory, loss_fn = GPTLinen(config), linen_next_token_loss
     else:
         raise ConfigError(f"model.api is {api!r}{_nearest(api, ['nnx', 'linen'])}; it must be nnx or linen.")
-    return BuiltModel(factory, loss_fn, config.d_model, config.seq_len, config.vocab_size)
+    return BuiltModel(factory, loss_fn, config.d_model, config.n_params, config.seq_len, config.vocab_size)
 
 
 def _llama(sizes: Mapping[str, Any]) -> BuiltModel:
     config = _config(LlamaConfig, "llama", sizes)
     factory = lambda rngs: Llama(config, rngs=rngs)
-    return BuiltModel(factory, next_token_loss, config.d_model, config.seq_len, config.vocab_size)
+    return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, config.seq_len, config.vocab_size)
 
 
 def _vit(sizes: Mapping[str, Any]) -> BuiltModel:
     config = _config(ViTConfig, "vit", sizes)
-    return BuiltModel(lambda rngs: ViT(config, rngs=rngs), classification_loss, config.d_model)
+    factory = lambda rngs: ViT(config, rngs=rngs)
+    image = (config.image_size, config.image_size, config.n_channels)
+    return BuiltModel(factory, classification_loss, config.d_model, config.n_params, image=image)
 
 
 def _resnet(sizes: Mapping[str, Any]) -> BuiltModel:
     config = _config(ResNetConfig, "resnet", sizes)
-    return BuiltModel(lambda rngs: ResNet(config, rngs=rngs), classification_loss, config.d_out)
+    factory = lambda rngs: ResNet(config, rngs=rngs)
+    image = (IMAGE_SIZE, IMAGE_SIZE, config.n_channels)
+    return BuiltModel(factory, classification_loss, config.d_out, config.n_params, image=image)
 
 
 def _lstm(sizes: Mapping[str, Any]) -> BuiltModel:
     config = _config(LSTMConfig, "lstm", sizes)
     factory = lambda rngs: LSTM(config, rngs=rngs)
-    return BuiltModel(factory, next_token_loss, config.d_model, vocab_size=config.vocab_size)
+    return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, vocab_size=config.vocab_size)
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {
@@ -103,7 +132,8 @@ def build(model: Mapping[str, Any]) -> BuiltModel:
 
     Args:
         model: `family` and the family's sizes: the fields of `GPTConfig`, `LlamaConfig`, `ViTConfig`, `ResNetConfig` or
-            `LSTMConfig`. A `gpt` also takes `api`, which is `nnx` (the default) or `linen`.
+            `LSTMConfig`. A `gpt` also takes `api`, which is `nnx` (the default) or `linen`. A `size` of `SIZES` stands
+            for all of them.
 
     Returns:
         The model's factory, loss function and sizes; nothing is allocated.
@@ -116,7 +146,7 @@ def build(model: Mapping[str, Any]) -> BuiltModel:
         >>> build({"family": "gpt", **sizes}).hidden_size
         32
     """
-    sizes = dict(model)
+    sizes = with_size(model)
     family = sizes.pop("family", None)
     if family is None:
         raise ConfigError(f"model lacks family; known families: {', '.join(FAMILIES)}.")

@@ -2,22 +2,26 @@
 
 `jzero.plan.compile_step` asks the compiler, and takes as long as compiling does. This takes a trace of the step, about
 a second, and is made for searching. Lasting state and traffic are exact. What lives inside the step comes from
-`jzero.plan.liveness`: for transformers and LSTMs the peak was within 10 % of the compiled program's in most cases and
-within 16 % in all, for a chain of large products up to 20 % above it, for a ResNet up to 27 % below it, since
-convolutions bring copies and workspace along that no jaxpr shows. An update that is not elementwise, such as Muon's,
-may take more than is said here. Of one that is streamed from host memory the pieces under way are added as if the step
-were fullest then, which is exact to some 10 %, or says up to a third of a gigabyte too much.
+`jzero.plan.liveness`. `benchmarks/closed_form_error.py` compares the peak with compiled programs of GPUs and of CPUs,
+for models of eight kinds: it was within 9 % for GPUs, but 18 % too low for a chain of large products at stage 3, and
+within 15 % for CPUs with jax 0.10 (30 % with 0.12). Small programs may be up to 20 % off. A mesh of CPUs gets the CPU
+program's peak.
+
+An update that is not elementwise, such as Muon's, may take more than is said here. Of one that is streamed from host
+memory the pieces under way are added as if the step were fullest then, which is exact to some 10 %, or says up to a
+third of a gigabyte too much.
 """
 
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType
 from rich.table import Table
@@ -26,25 +30,16 @@ from jzero import compat
 from jzero.config import Config
 from jzero.errors import ConfigError
 from jzero.functional import Functional, Trainable, functional
-from jzero.mesh import AXES
+from jzero.mesh import AXES, platform
 from jzero.offload.update import IN_FLIGHT
-from jzero.plan.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, peak
+from jzero.plan.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
+from jzero.plan.memory_use import MemoryUse
+from jzero.plan.traced import Work, step_work
 from jzero.recipe import Recipe
 from jzero.stages import Gather, StagePlan
 from jzero.state import is_placement
 from jzero.step import train_step
 from jzero.units import format_bytes
-
-_KINDS = {
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 
 
 class Sent(NamedTuple):
@@ -66,9 +61,12 @@ class ClosedForm:
         gradients: gradients at the moment when most is alive, like the next three.
         gathered_weights: parameters in the form in which compute reads them: gathered or cast.
         activations: what the forward pass kept for the backward pass, and what is being computed.
-        rest: constants that loops keep, such as masks, and pieces of state that pass through from host memory.
+        rest: constants that loops keep, such as masks, pieces of state that pass through from host memory, and on CPUs
+            a copy of the optimizer state, which XLA makes there before it overwrites it.
         host: host memory for what is offloaded, of the state and in the step.
         sent: bytes sent, by kind of collective and mesh axes.
+        work: what is computed and sent, for `jzero.plan.step_time`.
+        memory_use: what is alive at each operation of the forward and backward pass, for `jzero.plan.pictures`.
         paper: what the ZeRO paper's formula says of the model states (Rajbhandari et al. 2020, section 3.1): 16 bytes
             a parameter for Adam in mixed precision, of which a stage divides its part.
     """
@@ -83,6 +81,8 @@ class ClosedForm:
     host: int
     sent: tuple[Sent, ...]
     paper: Mapping[str, float]
+    work: Work = field(repr=False)
+    memory_use: MemoryUse = field(repr=False)
 
     @property
     def lasting(self) -> int:
@@ -103,7 +103,8 @@ class ClosedForm:
         """All of it as a JSON object."""
         sent = [s._asdict() for s in self.sent]
         totals = {"wire": self.wire, "lasting": self.lasting, "peak": self.peak}
-        return json.dumps({**asdict(self), "sent": sent, **totals})
+        fields = {name: value for name, value in vars(self).items() if name not in ("work", "memory_use")}
+        return json.dumps({**fields, "sent": sent, **totals})
 
     def table(self) -> Table:
         """The memory as a rich table beside the paper's formula; below it what is sent."""
@@ -203,13 +204,17 @@ def closed_form(functional: Functional) -> ClosedForm:
     sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
     inside = sharded.params["jaxpr"]
+    on_cpu = platform(recipe.mesh) == "cpu"
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],
         overlap=recipe.config.zero_optimization.overlaps_comm,
+        on_cpu=on_cpu,
     )
     parameters, optimizer_state = _bytes_each(state.params), _bytes_each(state.opt_state)
     everything = _bytes_each(state) + _bytes_each(functional.batch)
+    work = _work(program, functional, recipe.mesh.shape)
+    rest = _streamed(recipe) + optimizer_state * on_cpu
     return ClosedForm(
         parameters=parameters,
         optimizer_state=optimizer_state,
@@ -217,10 +222,43 @@ def closed_form(functional: Functional) -> ClosedForm:
         gradients=most.n_bytes[GRADIENTS],
         gathered_weights=most.n_bytes[WEIGHTS],
         activations=most.n_bytes[ACTIVATIONS],
-        rest=most.n_bytes[CONSTANTS] + _streamed(recipe),
+        rest=most.n_bytes[CONSTANTS] + rest,
         host=most.host_bytes + _bytes_each(state, on_host=True),
-        sent=_sent(program, recipe.mesh.shape),
+        sent=_sent(work),
         paper=_paper(recipe.plan, functional.placements.params, recipe.mesh.shape["shard"]),
+        work=work,
+        memory_use=_memory_use(most, parameters, optimizer_state, everything - parameters - optimizer_state + rest),
+    )
+
+
+def _memory_use(most: Peak, parameters: int, optimizer_state: int, rest: int) -> MemoryUse:
+    """The memory over the operations, with what is there all the time; the peak is the closed form's."""
+    n_moments = max(map(len, most.over_time.values()), default=1)
+    always = np.zeros(n_moments, np.int64)
+    n_bytes = {
+        "parameters": always + parameters,
+        "optimizer_state": always + optimizer_state,
+        "gradients": most.over_time.get(GRADIENTS, always),
+        "gathered_weights": most.over_time.get(WEIGHTS, always),
+        "activations": most.over_time.get(ACTIVATIONS, always),
+        "rest": most.over_time.get(CONSTANTS, always) + rest,
+    }
+    peak = int(np.sum(list(n_bytes.values()), axis=0).max())
+    return MemoryUse(n_bytes, holders=(), phases=(), allocated=peak)
+
+
+def _work(program: Any, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
+    """What one device computes and sends; the update passes over all of its state, wherever that lies."""
+    state = functional.state
+    n_bytes = lambda tree: _bytes_each(tree) + _bytes_each(tree, on_host=True)
+    params = n_bytes(state.params)
+    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.params))
+    return step_work(
+        program,
+        axis_sizes,
+        state_bytes=params + n_bytes(state.opt_state),
+        param_bytes=params,
+        share=params / whole if whole else 0.0,
     )
 
 
@@ -242,29 +280,13 @@ def _streamed(recipe: Recipe) -> int:
     return IN_FLIGHT * most
 
 
-def _sent(program: Any, axis_sizes: Mapping[str, int]) -> tuple[Sent, ...]:
-    """What one device sends."""
+def _sent(work: Work) -> tuple[Sent, ...]:
+    """What one device sends in a step."""
     sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    for eqn, times in _collectives(program):
-        kind = _KINDS[eqn.primitive.name]
-        named = eqn.params.get("axes", eqn.params.get("axis_name"))
-        axes = tuple(a for a in (named if isinstance(named, tuple) else (named,)) if axis_sizes[a] > 1)
-        group = math.prod(axis_sizes[a] for a in axes)
-        for read, made in zip(eqn.invars, eqn.outvars, strict=True):
-            payload = max(v.aval.size * v.aval.dtype.itemsize for v in (read, made))
-            share = (group - 1) / group if kind != "collective-permute" else 1
-            sent[kind, axes] += round(payload * share * (2 if kind == "all-reduce" else 1)) * times
-    return tuple(Sent(*key, n_bytes) for key, n_bytes in sent.items() if n_bytes)
-
-
-def _collectives(program: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Collectives and how often they run; loops whose length depends on data count as one round."""
-    for eqn in compat.subprogram(program).jaxpr.eqns:
-        if eqn.primitive.name in _KINDS:
-            yield eqn, times
-        rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in compat.inner_jaxprs(eqn):
-            yield from _collectives(inner, times * rounds)
+    for block in work.blocks:
+        for m in block.messages:
+            sent[m.kind, m.axes] += block.times * m.n_bytes
+    return tuple(Sent(*key, n_bytes) for key, n_bytes in sent.items())
 
 
 def _paper(plan: StagePlan, placements: Any, n_shards: int) -> dict[str, float]:

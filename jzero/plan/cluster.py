@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jzero.mesh import DATA_AXES
 from jzero.plan.closed_form import Sent
 from jzero.plan.collectives import Collective
-from jzero.plan.topology import full_nodes, gpu_memory
+from jzero.plan.figures import GpuFigures, gpu_figures
+from jzero.plan.network import network
+from jzero.plan.topology import full_nodes
 
 USABLE = 0.92
 """The share of a GPU's memory that a program can have; CUDA, NCCL and fragmentation take the rest."""
@@ -35,25 +37,34 @@ class Cluster:
     """GPUs of one kind, in equal nodes.
 
     Attributes:
-        gpu: one of `jzero.plan.GPUS`.
+        gpu: one of `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
         n_gpus: GPUs in all.
         gpus_per_node: GPUs that share a host; a cluster smaller than that is one node.
+        network: what joins the nodes, see `jzero.plan.network`; by default what such GPUs come with.
 
     Raises:
-        ConfigError: an unknown GPU, or nodes that would not be full.
+        ConfigError: an unknown GPU or network, or nodes that would not be full.
 
     Example:
         >>> cluster = Cluster("h100-80g", 64)
-        >>> cluster.n_nodes, cluster.usable / 1e9
-        (8, 78.147540746)
+        >>> cluster.n_nodes, cluster.usable / 1e9, cluster.network
+        (8, 78.147540746, '400gb-ib')
     """
 
     gpu: str
     n_gpus: int
     gpus_per_node: int = 8
+    network: str = ""
 
     def __post_init__(self):
-        object.__setattr__(self, "gpus_per_node", full_nodes(self.gpu, self.n_gpus, self.gpus_per_node))
+        name = self.network or gpu_figures(self.gpu).network.name
+        object.__setattr__(self, "gpus_per_node", full_nodes(self.n_gpus, self.gpus_per_node))
+        object.__setattr__(self, "network", network(name).name)
+
+    @property
+    def figures(self) -> GpuFigures:
+        """The GPU, with this cluster's network."""
+        return replace(gpu_figures(self.gpu), network=network(self.network), gpus_per_node=self.gpus_per_node)
 
     @property
     def n_nodes(self) -> int:
@@ -63,7 +74,7 @@ class Cluster:
     @property
     def memory(self) -> int:
         """Bytes of one GPU."""
-        return gpu_memory(self.gpu)
+        return self.figures.memory
 
     @property
     def usable(self) -> int:
@@ -77,10 +88,10 @@ class Cluster:
             sent: from a `ClosedForm`.
             mesh_shape: sizes of the mesh's axes; neighbours lie along `shard`, and node by node.
         """
-        return _divided((s.kind, s.n_bytes, *self._group(s.axes, mesh_shape)) for s in sent)
+        return _divided((s.kind, s.n_bytes, *self.group(s.axes, mesh_shape)) for s in sent)
 
-    def _group(self, axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
-        """Members of the groups along some axes, and how many of the first group's share a node."""
+    def group(self, axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
+        """Members of the groups along some axes of a mesh, and how many of the first group's share a node."""
         grid = np.arange(self.n_gpus).reshape([mesh_shape[a] for a in DATA_AXES])
         first = grid[tuple(slice(None) if a in axes else 0 for a in DATA_AXES)].ravel()
         return first.size, max(Counter((first // self.gpus_per_node).tolist()).values())

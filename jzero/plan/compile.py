@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import optax
@@ -9,6 +12,8 @@ import optax
 from jzero.config import Config
 from jzero.functional import Trainable, functional, model_width
 from jzero.mesh import mesh_for, n_data_shards
+from jzero.plan.hlo import parse_module
+from jzero.plan.memory_use import read_memory_use
 from jzero.plan.program import Program, read_program
 from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 
@@ -24,6 +29,7 @@ def compile_step(
     gpus_per_node: int = 8,
     optimizer: optax.GradientTransformation | None = None,
     trainable: Trainable | Any | None = None,
+    memory_use: bool = False,
 ) -> Program:
     """Compiles one training step for `n_gpus` GPUs without having any; nothing is allocated.
 
@@ -32,11 +38,12 @@ def compile_step(
         loss_fn: see `jzero.initialize`.
         config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`; its world size is `n_gpus`.
         sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
-        gpu: a name from `jzero.plan.GPUS`.
+        gpu: a name from `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
         n_gpus: the number of GPUs.
         gpus_per_node: how many of them share a host.
         optimizer: see `jzero.initialize`.
         trainable: see `jzero.initialize`.
+        memory_use: also reads how much memory is taken when, `Program.memory_use`, which the compiler writes to files.
 
     Returns:
         The compiled program: `hlo_text` (scheduled), `memory` (bytes per device) and `collectives`.
@@ -55,4 +62,10 @@ def compile_step(
         optimizer=optimizer,
         trainable=trainable,
     )
-    return read_program(fns.step.lower(fns.state, fns.batch).compile(compiler_options=COMPILE_ONLY_OPTIONS), mesh)
+    lowered = fns.step.lower(fns.state, fns.batch)
+    if not memory_use:
+        return read_program(lowered.compile(compiler_options=COMPILE_ONLY_OPTIONS), mesh)
+    with TemporaryDirectory(prefix="jzero-") as folder:
+        compiled = lowered.compile(compiler_options={**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder})
+        program = read_program(compiled, mesh)
+        return replace(program, memory_use=read_memory_use(Path(folder), parse_module(program.hlo_text)))

@@ -3,7 +3,6 @@
 Loops and branches stay one operation each.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,6 @@ RENAMES = frozenset({
 SINKS = frozenset({"reduce_scatter", "psum", "psum_invariant"})
 """The collectives that sum gradients."""
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
 _OF_ONE_LITERAL = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
 _NEVER_MERGED = LOOPS | {"optimization_barrier", "random_bits"}
 
@@ -132,27 +130,3 @@ class _Flattener:
         value = value_of(aval)
         value.literal = number
         return self.literals.setdefault((value.shape, repr(number)), value)
-
-
-def gradients_last(ops: list[Op]) -> list[Op]:
-    """The order in which XLA's scheduler runs a program outside of loops: products that make gradients are put off.
-
-    Nothing waits for such a product but the collective that sums the gradient, and nothing for that. So what the
-    product reads stays until the end.
-    """
-    readers: dict[int, set[int]] = defaultdict(set)
-    for i, op in enumerate(ops):
-        for x in op.ins:
-            readers[id(x)].add(i)
-    put_off: set[int] = set()
-    for i, op in reversed(list(enumerate(ops))):
-        later = set().union(*(readers[id(x)] for x in op.outs))
-        makes_gradient = later and later <= put_off and op.name not in LOOPS
-        if op.name in SINKS or (makes_gradient and not any(ops[j].name in _PRODUCTS for j in later)):
-            put_off.add(i)
-    late: set[int] = set()
-    for i, op in enumerate(ops):
-        if i in put_off or any(id(x) in late for x in op.ins):
-            put_off.add(i)
-            late |= {id(x) for x in op.outs}
-    return [op for i, op in enumerate(ops) if i not in put_off] + [op for i, op in enumerate(ops) if i in put_off]

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """The type of one array: an HLO dtype name ("bf16", "f32", ...) and its dimensions."""
+    """The type of one array: an HLO dtype name ("bf16", "f32", ...), its dimensions, and if it lies in host memory."""
 
     dtype: str
     shape: tuple[int, ...]
+    on_host: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def n_bytes(self) -> int:
@@ -125,7 +126,7 @@ def leaves(type_: Type) -> tuple[Array, ...]:
 
 
 def parse_type(text: str) -> Type:
-    """Reads an HLO type, arrays and nested tuples alike; layouts are dropped.
+    """Reads an HLO type, arrays and nested tuples alike; of layouts only the memory is kept.
 
     Example:
         >>> parse_type("((bf16[8,4]{1,0:T(8,128)}, pred[]), f32[2]{0})")
@@ -135,10 +136,11 @@ def parse_type(text: str) -> Type:
     if text.startswith("("):
         return tuple(map(parse_type, _split_top_level(text[1 : _closing(text, 0)])))
     dtype, _, rest = text.partition("[")
-    dimensions = rest.partition("]")[0].replace("<=", "")
-    return Array(dtype.strip(), tuple(int(size) for size in dimensions.split(",") if size))
+    dimensions, _, layout = rest.replace("<=", "").partition("]")
+    return Array(dtype.strip(), tuple(int(size) for size in dimensions.split(",") if size), _HOST in layout)
 
 
+_HOST = "S(5)"  # XLA's number of the memory space that JAX calls pinned_host
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.$<>-]+)\s(?:\(.*\)\s*->.*)?\{\s*$")
 _NAME = re.compile(r"\s*(ROOT\s+)?%?([\w.$<>-]+)\s*=\s*")
 _CALLED = re.compile(

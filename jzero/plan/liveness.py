@@ -6,20 +6,21 @@ value that is read several times is smaller than what it came from. The rules we
 of compiled programs; `tests/plan/test_closed_form.py` holds them to what XLA does today.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jzero import compat
-from jzero.plan.flatten import LOOPS, RENAMES, SINKS, Op, Value, flatten, gradients_last
+from jzero.plan.flatten import LOOPS, RENAMES, SINKS, Op, Value, flatten
+from jzero.plan.order import REORDERED, breadth_first, gradients_last, with_copies
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, CONSTANTS = "gathered weights", "gradients", "activations", "constants of loops"
 _PARAMETERS = "parameters"
 
-_REDUCTIONS = frozenset({
+REDUCTIONS = frozenset({
     "reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin",
 })  # fmt: skip
 _CHEAP = frozenset({
@@ -27,7 +28,9 @@ _CHEAP = frozenset({
     "or", "not", "clamp", "convert_element_type", "broadcast_in_dim", "slice", "pad",
 })  # fmt: skip
 """Elementwise operations that a product fuses into reading its operand, so that the result is no array at all."""
-_ELEMENTWISE = _CHEAP | {
+_REPEATED = _CHEAP - {"broadcast_in_dim"}
+"""Those that CPUs run once for each reader; of the others they keep the result."""
+ELEMENTWISE = _CHEAP | {
     "abs", "sign", "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "pow",
     "integer_pow", "square", "one_minus_square", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos",
     "tan", "atan2", "floor", "ceil", "round", "is_finite", "iota", "rev", "concatenate", "split", "stack",
@@ -44,10 +47,12 @@ class Peak(NamedTuple):
     Attributes:
         n_bytes: by owner, on the device; arguments are not counted.
         host_bytes: the most in host memory.
+        over_time: by owner, on the device, at each operation; a loop's own operations stand once where it runs.
     """
 
     n_bytes: Counter[str]
     host_bytes: int
+    over_time: Mapping[str, np.ndarray]
 
 
 @dataclass(eq=False)
@@ -88,13 +93,14 @@ class _Loop(NamedTuple):
     owners: list[str]
 
 
-def peak(program: Any, is_parameter: Sequence[bool], *, overlap: bool) -> Peak:
+def peak(program: Any, is_parameter: Sequence[bool], *, overlap: bool, on_cpu: bool = False) -> Peak:
     """Finds the most memory that a program takes beside its arguments.
 
     Args:
         program: the jaxpr of what one device runs.
         is_parameter: for each input, whether it is a parameter.
         overlap: whether loops gather for the next iteration and scatter in it, see `compat.overlap_options`.
+        on_cpu: whether it runs on CPUs, where XLA orders and fuses otherwise and keeps no barriers.
 
     Returns:
         Bytes by owner.
@@ -105,14 +111,18 @@ def peak(program: Any, is_parameter: Sequence[bool], *, overlap: bool) -> Peak:
         >>> dict(peak(program, [True, False], overlap=False).n_bytes)  # x @ w and its tanh, which a product reads
         {'activations': 256}
     """
-    return _Simulation(program, [_PARAMETERS if p else ACTIVATIONS for p in is_parameter], overlap).run().peak
+    owners = [_PARAMETERS if p else ACTIVATIONS for p in is_parameter]
+    return _Simulation(program, owners, overlap and not on_cpu, on_cpu).run().peak
 
 
 class _Simulation:
-    def __init__(self, program: Any, owners: Sequence[str], overlap: bool, *, in_loop: bool = False):
+    def __init__(self, program: Any, owners: Sequence[str], overlap: bool, on_cpu: bool, *, in_loop: bool = False):
         self.inputs, ops, self.outputs = flatten(program)
-        self.ops = ops if in_loop else gradients_last(ops)
-        self.overlap, self.in_loop = overlap, in_loop
+        if on_cpu:
+            self.ops = breadth_first(list(with_copies(ops)), RENAMES | ELEMENTWISE)
+        else:
+            self.ops = ops if in_loop else gradients_last(ops)
+        self.overlap, self.on_cpu, self.in_loop = overlap, on_cpu, in_loop
         self.arguments = [_Buffer(0, -1, owner, -1) for owner in owners]
         self.sources = {
             id(x): _Source(frozenset([buffer]), is_array=True)
@@ -169,12 +179,12 @@ class _Simulation:
     def _step(self, op: Op, now: int) -> None:
         if op.name in RENAMES:
             self._rename(op)
-        elif op.name in _REDUCTIONS:
+        elif op.name in REDUCTIONS or op.name == REORDERED:
             for x in op.ins:
                 self._read(self._source(x).arrays, now)
             for x in op.outs:
                 self._make(x, now, ACTIVATIONS)
-        elif op.name in _ELEMENTWISE:
+        elif op.name in ELEMENTWISE:
             self._fuse(op, now)
         else:
             self._execute(op, now)
@@ -206,7 +216,8 @@ class _Simulation:
             }
         for x in op.outs:
             self.sources[id(x)] = fused
-            if x.users > 1 and sum(buffer.n_bytes for buffer in arrays) > x.n_bytes:
+            is_kept = self.on_cpu and op.name not in _REPEATED and not is_constant
+            if x.users > 1 and (is_kept or sum(buffer.n_bytes for buffer in arrays) > x.n_bytes):
                 self._read(arrays, now)
                 self._make(x, now, _owner(arrays), arrays)
 
@@ -217,6 +228,11 @@ class _Simulation:
         arrays = frozenset().union(*(self._source(x).arrays for x in op.ins))
         over = arrays if op.name in _IN_PLACE else ()
         made = [self._make(x, now, WEIGHTS if op.name == "all_gather" else ACTIVATIONS, over) for x in op.outs]
+        if self.on_cpu and op.name.startswith("scatter") and self._source(op.ins[0]).is_constant:
+            made[0].start = 0  # numbers wait for nothing, and are there from the start
+        if self.on_cpu and op.name == "select_and_scatter_add":  # places are compared by number
+            n_bytes = 5 * sum(x.n_bytes for x in op.ins)
+            self.inner[now] = Peak(Counter({ACTIVATIONS: n_bytes}), 0, {ACTIVATIONS: np.array([n_bytes])})
         if op.name in SINKS:
             self.gradients |= {*came_from, *arrays, *made}
         if op.name == "reduce_scatter":
@@ -229,11 +245,11 @@ class _Simulation:
         owners = [_owner(self._source(x).arrays) for x in op.ins]
         if op.name != "scan":
             # Of a branch, the costlier one; it and the body of a `while` have few inputs that are worth a name.
-            bodies = [_inside(program, self.overlap) for program in compat.inner_jaxprs(op.eqn)]
+            bodies = [_inside(program, self.overlap, self.on_cpu) for program in compat.inner_jaxprs(op.eqn)]
             self.inner[now] = max((b.peak for b in bodies), key=lambda p: p.n_bytes.total())
             return
         owners = [_PARAMETERS if owner == WEIGHTS else owner for owner in owners]
-        body = _Simulation(op.eqn.params["jaxpr"], owners, self.overlap, in_loop=True).run()
+        body = _Simulation(op.eqn.params["jaxpr"], owners, self.overlap, self.on_cpu, in_loop=True).run()
         self.inner[now] = body.peak
         self.gradients |= {buffer for i in body.gradients for buffer in self._source(op.ins[i]).arrays}
         for buffer, owner in zip(made, body.owners, strict=True):
@@ -241,7 +257,7 @@ class _Simulation:
         n_consts, n_carry = compat.scan_arity(op.eqn)
         for x, buffer in zip(op.outs[n_carry:], made[n_carry:], strict=True):
             # One operation fills the stacks of equal shape of all loops, the moment that the first one needs it.
-            buffer.start = self.stacks.setdefault(x.shape, now)
+            buffer.start = 0 if self.on_cpu else self.stacks.setdefault(x.shape, now)
         given = {id(x): x for x in op.ins[:n_consts] if self._source(x).is_constant}.values()
         seen: Counter[str] = Counter()
         for shape, n_bytes, is_number in [*body.constants, *((x.shape, x.n_bytes, False) for x in given)]:
@@ -259,24 +275,28 @@ class _Simulation:
                 if old.end == buffer.start > old.start and old.n_bytes == buffer.n_bytes:
                     old.end -= 1  # overwritten
                     break
-        live = np.zeros((2, end + 3), np.int64)
+        changes: dict[tuple[str, bool], np.ndarray] = defaultdict(lambda: np.zeros(end + 3, np.int64))
         for buffer in self.buffers:
-            live[int(buffer.on_host), buffer.start] += buffer.n_bytes
-            live[int(buffer.on_host), buffer.end + 1] -= buffer.n_bytes
-        live = live.cumsum(1)
+            changes[buffer.owner, buffer.on_host][buffer.start] += buffer.n_bytes
+            changes[buffer.owner, buffer.on_host][buffer.end + 1] -= buffer.n_bytes
+        host = sum((c.cumsum() for (_, on_host), c in changes.items() if on_host), np.zeros(end + 3, np.int64))
+        lengths = np.ones(end + 3, np.int64)
         for at, inside in self.inner.items():
-            live[:, at] += (inside.n_bytes.total(), inside.host_bytes)
-        at = int(live[0].argmax())
-        owners = Counter(self.inner[at].n_bytes if at in self.inner else {})
-        for buffer in self.buffers:
-            if buffer.start <= at <= buffer.end and not buffer.on_host:
-                owners[buffer.owner] += buffer.n_bytes
-        return Peak(owners, int(live[1].max()))
+            host[at] += inside.host_bytes
+            lengths[at] = max(map(len, inside.over_time.values()), default=1)
+        starts = lengths.cumsum() - lengths
+        live: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(lengths.sum(), np.int64))
+        live |= {owner: np.repeat(c.cumsum(), lengths) for (owner, on_host), c in changes.items() if not on_host}
+        for at, inside in self.inner.items():
+            for owner, n_bytes in inside.over_time.items():
+                live[owner][starts[at] : starts[at] + len(n_bytes)] += n_bytes
+        at = int(np.sum([*live.values(), np.zeros(lengths.sum())], axis=0).argmax())
+        return Peak(Counter({owner: int(c[at]) for owner, c in live.items() if c[at]}), int(host.max()), dict(live))
 
 
-def _inside(program: Any, overlap: bool) -> _Loop:
+def _inside(program: Any, overlap: bool, on_cpu: bool) -> _Loop:
     n_inputs = len(compat.subprogram(program).jaxpr.invars)
-    return _Simulation(program, [ACTIVATIONS] * n_inputs, overlap, in_loop=True).run()
+    return _Simulation(program, [ACTIVATIONS] * n_inputs, overlap, on_cpu, in_loop=True).run()
 
 
 def _owner(arrays: Iterable[_Buffer]) -> str:

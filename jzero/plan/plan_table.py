@@ -27,20 +27,28 @@ def plan_view(plan: Plan) -> Group:
     """
     cluster, base = plan.cluster, plan.base
     nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes > 1)} of {cluster.gpus_per_node}"
+    nodes += f", {cluster.network}" * (cluster.n_nodes > 1)
     head = (
         f"{plan.n_params:,} parameters on {cluster.n_gpus:,} {cluster.gpu} ({nodes}); {base.micro_batch} samples a "
         f"GPU x {base.accumulation} micro-batches. Of each GPU's {format_bytes(cluster.memory)}, {USABLE:.0%} are "
         f"usable: {format_bytes(cluster.usable)}."
     )
+    if cluster.figures.target is None:
+        head += f" XLA cannot compile for {cluster.gpu}: all of this is by the closed form."
     found = plan.recommendation
     last = [Text(text) for text in (found.reason, *found.advice)]
     refusals = [
         Text(f"Not {setting}: {reason.removeprefix('configuration: ')}") for setting, reason in plan.refused.items()
     ]
-    return Group(Text(head), "", *_memory(plan), "", *_traffic(plan), "", *refusals, *last)
+    return Group(Text(head), "", *_memory(plan), "", *_traffic(plan), "", *_times(plan), "", *refusals, *last)
 
 
-def _name(setting: Setting, base: Setting) -> str:
+def setting_name(setting: Setting, base: Setting) -> str:
+    """What a table calls a setting: its stage, what it offloads, and where it departs from the run as given.
+
+    >>> setting_name(Setting(3, "optimizer", 2, 4), Setting(3, "nothing", 8, 1))
+    '3 opt micro 2'
+    """
     name = f"{setting.stage}{_MOVED[setting.offload]}"
     if setting.micro_batch != base.micro_batch:
         name += f" micro {setting.micro_batch}"
@@ -94,6 +102,26 @@ def _traffic(plan: Plan) -> Iterator[RenderableType]:
         yield Text(" ".join(notes), style="dim")
 
 
+def _times(plan: Plan) -> Iterator[RenderableType]:
+    slowest = max(row.time.high for row in plan.rows)
+    unit, scale = ("s", 1.0) if slowest >= 1 else ("ms", 1e-3)
+    offloads = any(row.time.pcie for row in plan.rows)
+    table = _table(f"Time of a step, {unit}, estimated")
+    for heading in ("compute", "wire", "exposed", *["PCIe"] * offloads, "step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in plan.rows:
+        time = row.time
+        parts = [time.compute, time.wire, time.exposed, *[time.pcie] * offloads]
+        step = f"{_number(time.low / scale)} to {_number(time.high / scale)}"
+        _add(table, plan, row, [*(_number(part / scale) for part in parts), step])
+    yield table
+    yield Text(
+        "exposed: what nothing is computed beside, of the wire. step: by a fast and by a slow program; the parts lie "
+        "between. See docs/plan.md.",
+        style="dim",
+    )
+
+
 def _both(numbers: Iterable[int], scale: float) -> str:
     numbers = list(numbers)
     return "|".join(_number(n / scale) for n in numbers) if any(numbers) else "-"
@@ -115,7 +143,7 @@ def _table(title: str) -> Table:
 
 def _add(table: Table, plan: Plan, row: Row, cells: list[str]) -> None:
     chosen = row.setting == plan.recommendation.setting
-    table.add_row(escape(_name(row.setting, plan.base)), *cells, style="bold" if chosen else None)
+    table.add_row(escape(setting_name(row.setting, plan.base)), *cells, style="bold" if chosen else None)
 
 
 def _unit(most: float) -> tuple[str, float]:

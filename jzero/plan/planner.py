@@ -2,21 +2,20 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import optax
 
 from jzero.config import Config, TrainingArguments
 from jzero.errors import ConfigError
-from jzero.functional import Trainable, model_width
-from jzero.plan.closed_form import abstract_functional
+from jzero.functional import Trainable
 from jzero.plan.cluster import USABLE, Cluster
-from jzero.plan.compile import compile_step
 from jzero.plan.recommend import Recommendation, cheapest, recommend
-from jzero.plan.row import Row, closed_form_row, compiled_part
-from jzero.plan.setting import Setting, candidates, changes, settings, with_setting
-from jzero.plan.topology import can_compile
+from jzero.plan.row import Row
+from jzero.plan.setting import Setting, changes, leaner, settings
+from jzero.plan.topology import can_compile_for
+from jzero.plan.workload import Workload, startable
 
 Compile = Literal["nothing", "recommended", "all"]
 
@@ -29,8 +28,8 @@ class Plan:
         cluster: the GPUs.
         n_params: parameters of the model.
         base: the run as given.
-        rows: the settings that were looked at, the cheapest first: every stage with what it can offload, and the
-            recommended setting, should that be another.
+        rows: the settings that were looked at: every stage with what it can offload, and the recommended setting,
+            should that be another.
         refused: settings that the configuration or the optimizer does not allow, and why.
         recommendation: which to take, or what to change.
     """
@@ -49,7 +48,7 @@ class Plan:
         return {} if chosen is None else changes(chosen, self.base)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON. Sizes in bytes; those of rows are one GPU's in one step."""
+        """All of it, ready for JSON. Sizes in bytes, times in seconds; those of rows are one GPU's in one step."""
         chosen = self.recommendation.setting
         return {
             "cluster": {
@@ -81,6 +80,7 @@ def plan(
     gpu: str = "h100-80g",
     n_gpus: int = 8,
     gpus_per_node: int = 8,
+    network: str = "",
     stages: Sequence[int] = (0, 1, 2, 3),
     compiled: Compile | None = None,
     rematerialised: Any | None = None,
@@ -88,6 +88,7 @@ def plan(
     trainable: Trainable | Any | None = None,
     training_arguments: TrainingArguments | None = None,
     hidden_size: int | None = None,
+    memory_use: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plans a run: what each stage would hold and send, with and without offloading, and which of them to take.
@@ -101,17 +102,19 @@ def plan(
         config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. The plan sets its stage, offloading
             and batch sizes; everything else stays.
         sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
-        gpu: a name from `jzero.plan.GPUS`.
+        gpu: a name from `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
         n_gpus: the number of GPUs.
         gpus_per_node: how many of them share a host.
+        network: what joins the nodes, such as "100gb-roce", see `jzero.plan.Cluster`.
         stages: which stages to look at.
         compiled: which settings to compile: "nothing", "recommended" or "all"; "recommended" by default, where the
-            plugin is installed.
-        rematerialised: the same model with rematerialised blocks, if there is one, to be tried last.
+            plugin is installed and XLA can compile for the GPU.
+        rematerialised: the same model with rematerialised blocks, if there is one, to be tried too.
         optimizer: see `jzero.initialize`.
         trainable: see `jzero.initialize`.
         training_arguments: what `"auto"` is filled from.
         hidden_size: the model's width, for `"auto"` sizes; read off the parameters when not given.
+        memory_use: whether what is compiled also tells how much memory it takes when, which `jzero.plan.pictures` draw.
         report: is told what is being worked out.
 
     Returns:
@@ -133,14 +136,14 @@ def plan(
         >>> found.recommendation.setting.stage, found.rows[1].bytes_by_part["parameters"]
         (0, 131072)
     """
-    cluster = Cluster(gpu, n_gpus, gpus_per_node)
+    cluster = Cluster(gpu, n_gpus, gpus_per_node, network)
     if not stages or set(stages) - {0, 1, 2, 3}:
         raise ConfigError(f"stages {', '.join(map(str, stages)) or '(none)'}: give one or more of 0, 1, 2 and 3.")
-    given = Config.load(config)
+    given = startable(Config.load(config), sample_batch)
     rest = {"loss_fn": loss_fn, "sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    run = _Run(cluster, given, model, rematerialised, training_arguments, hidden_size, rest)
+    run = Workload(cluster, given, model, rematerialised, training_arguments, hidden_size, rest, memory_use)
     base = run.as_given()
-    compiled = compiled or ("recommended" if can_compile() else "nothing")
+    compiled = compiled or ("recommended" if can_compile_for(gpu) else "nothing")
     rows: dict[Setting, Row] = {}
     refused: dict[Setting, str] = {}
     compiling = f"compiling for {n_gpus} {gpu}"
@@ -168,60 +171,22 @@ def plan(
             confirm(row)
     if not rows:
         raise ConfigError(f"no stage can be planned: {next(iter(refused.values()))}")
-    smaller = not (given.elasticity and given.elasticity.enabled)  # which decides the batch sizes
-    order = candidates(base, stages, smaller=smaller, remat=rematerialised is not None)
-    chosen = cheapest(order, estimate, confirm)
-    found = recommend(chosen, list(rows.values()), stages=stages, remat=rematerialised is not None)
+    divisible = not (given.elasticity and given.elasticity.enabled)  # which decides the batch sizes
+    remat = rematerialised is not None
+    chosen = cheapest(
+        table,
+        lambda setting: leaner(setting, divisible=divisible, remat=remat),
+        estimate,
+        None if compiled == "nothing" else confirm,
+    )
+
+    def on(setting: Setting, n_gpus: int) -> Row | None:
+        report(f"{setting} on {n_gpus} GPUs, closed form")
+        try:
+            return run.on(n_gpus, setting).estimate(setting, batch=True)
+        except ConfigError:
+            return None
+
+    found = recommend(chosen, list(rows.values()), base=base, stages=stages, remat=remat, on=on)
     shown = [row for setting, row in rows.items() if setting in table or row is chosen]
     return Plan(cluster, shown[0].n_params, base, tuple(shown), refused, found)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A run on a cluster, with any setting."""
-
-    cluster: Cluster
-    config: Config
-    model: Any
-    rematerialised: Any | None
-    arguments: TrainingArguments | None
-    hidden_size: int | None
-    rest: Mapping[str, Any]
-
-    def as_given(self) -> Setting:
-        """What the configuration says."""
-        resolved = self._resolved(self.config, self.arguments)
-        zero = resolved.zero_optimization
-        offload = "nothing" if not zero.offloads_optimizer else "optimizer"
-        return Setting(
-            zero.stage,
-            "optimizer and parameters" if zero.offloads_optimizer and zero.offloads_params else offload,
-            resolved.train_micro_batch_size_per_gpu,
-            resolved.gradient_accumulation_steps,
-        )
-
-    def estimate(self, setting: Setting, *, batch: bool) -> Row:
-        """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
-        functional = abstract_functional(n_gpus=self.cluster.n_gpus, **self._with(setting, batch))
-        return closed_form_row(setting, self.cluster, functional)
-
-    def compile(self, row: Row, *, batch: bool) -> Row:
-        """The same row with the compiled program's figures."""
-        program = compile_step(**vars(self.cluster), **self._with(row.setting, batch))
-        return replace(row, compiled=compiled_part(program))
-
-    def _with(self, setting: Setting, batch: bool) -> dict[str, Any]:
-        arguments = self.arguments
-        if batch and arguments is not None:  # which must agree with the configuration
-            sizes = {"per_device_train_batch_size": setting.micro_batch}
-            sizes["gradient_accumulation_steps"] = setting.accumulation
-            arguments = arguments.model_copy(update=sizes)
-        config = self._resolved(with_setting(self.config, setting, batch=batch), arguments)
-        return {"config": config, "model": self.rematerialised if setting.remat else self.model, **self.rest}
-
-    def _resolved(self, config: Config, arguments: TrainingArguments | None) -> Config:
-        # A schedule may need the number of steps, which nobody knows here, and takes no memory.
-        width = self.hidden_size or (lambda: model_width(self.model, self.rest["loss_fn"], self.rest["sample_batch"]))
-        return config.model_copy(update={"scheduler": None}).resolve(
-            world=self.cluster.n_gpus, training_arguments=arguments, hidden_size=width
-        )

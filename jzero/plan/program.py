@@ -17,7 +17,10 @@ from jzero.plan.collectives import KINDS, Collective, overlapped_share, read_col
 from jzero.plan.figures import GpuFigures, gpu_figures, is_known
 from jzero.plan.flops import FlopCounter
 from jzero.plan.hlo import parse_module
+from jzero.plan.memory_use import MemoryUse
+from jzero.plan.step_time import MIDDLE, StepTime, compiled_time
 from jzero.plan.tables import collective_table, traffic_table
+from jzero.plan.timeline import Timeline, timeline
 from jzero.plan.traffic import LoopTraffic, loop_traffic
 from jzero.units import format_bytes
 
@@ -46,7 +49,7 @@ class Memory:
 class Program:
     """A compiled program: its scheduled HLO text, its memory, its collectives, its matrix-product flops per device.
 
-    `device_kind` is JAX's name of the devices it is for.
+    `device_kind` is JAX's name of the devices it is for; `memory_use` is there where `compile_step` was asked for it.
     """
 
     hlo_text: str = dataclasses.field(repr=False)
@@ -54,6 +57,7 @@ class Program:
     collectives: tuple[Collective, ...]
     flops: int
     device_kind: str = ""
+    memory_use: MemoryUse | None = dataclasses.field(default=None, repr=False)
 
     def select(
         self, *, kind: str | None = None, min_bytes: int = 0, in_loops: bool | None = None
@@ -90,6 +94,22 @@ class Program:
             ConfigError: a GPU without known figures.
         """
         return loop_traffic(parse_module(self.hlo_text), self.collectives, self._figures(gpu))
+
+    def timeline(self, gpu: str | GpuFigures | None = None) -> Timeline:
+        """When each kernel, collective and copy of a step runs, at the middle of what programs get of a GPU's peaks.
+
+        Args:
+            gpu: see `loops`; `Cluster.figures` has the network of a cluster.
+        """
+        return timeline(parse_module(self.hlo_text), self.collectives, self._figures(gpu).at(MIDDLE))
+
+    def step_time(self, gpu: str | GpuFigures | None = None) -> StepTime:
+        """How long a step takes, see `jzero.plan.step_time`.
+
+        Args:
+            gpu: see `timeline`.
+        """
+        return compiled_time(parse_module(self.hlo_text), self.collectives, self._figures(gpu))
 
     def to_json(self, gpu: str | GpuFigures | None = None) -> str:
         """Everything but the HLO text, the totals by kind and the loops, as a JSON object.

@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from jzero.functional import Functional
 from jzero.offload.memory import PINNED_HOST
-from jzero.plan.closed_form import closed_form
+from jzero.plan.closed_form import ClosedForm, closed_form
 from jzero.plan.cluster import Cluster, Wire, compiled_wire
+from jzero.plan.layouts import Layouts, parameter_layouts
+from jzero.plan.memory_use import MemoryUse
+from jzero.plan.owners import PARTS
 from jzero.plan.program import Program
 from jzero.plan.setting import Setting
+from jzero.plan.step_time import StepTime, closed_form_time
+from jzero.stages import Gather
 from jzero.state import is_placement
-
-PARTS = ("parameters", "optimizer_state", "gradients", "gathered_weights", "activations", "rest")
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,16 @@ class Compiled:
         host: bytes of host memory for one GPU.
         wire: bytes that one GPU sends.
         overlapped_share: of the payload bytes, those that travel beside matrix products.
+        time: of a step, with the cluster's network.
+        program: all of it; None where only these figures are known.
     """
 
     peak: int
     host: int
     wire: Wire
     overlapped_share: float
+    time: StepTime
+    program: Program | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class Row:
         paper: the ZeRO paper's formula, by part.
         estimated: the closed form may leave something out: what streams from host memory, or what XLA keeps of two
             micro-batches at once where it overlaps the loop over them.
+        closed_form_time: of a step, by the closed form.
         compiled: what the compiled program says; None where none was compiled.
+        layouts: which GPU holds which part of each parameter.
+        closed_form_memory_use: what is alive when in the forward and backward pass, by the closed form.
     """
 
     setting: Setting
@@ -66,7 +76,10 @@ class Row:
     wire: Wire
     paper: Mapping[str, float]
     estimated: bool
+    closed_form_time: StepTime
     compiled: Compiled | None = None
+    layouts: Layouts | None = field(default=None, repr=False)
+    closed_form_memory_use: MemoryUse | None = field(default=None, repr=False)
 
     @property
     def closed_form_peak(self) -> int:
@@ -77,6 +90,17 @@ class Row:
     def peak(self) -> int:
         """The most that is alive at once: the compiled program's, where there is one."""
         return self.compiled.peak if self.compiled else self.closed_form_peak
+
+    @property
+    def time(self) -> StepTime:
+        """How long a step takes: the compiled program, where there is one."""
+        return self.compiled.time if self.compiled else self.closed_form_time
+
+    @property
+    def memory_use(self) -> MemoryUse | None:
+        """What is alive when: in the compiled program, where that was asked for, or else by the closed form."""
+        program = self.compiled.program if self.compiled else None
+        return program.memory_use if program and program.memory_use else self.closed_form_memory_use
 
     @property
     def room(self) -> int:
@@ -100,6 +124,7 @@ class Row:
             "host": self.compiled.host,
             "wire": vars(self.compiled.wire),
             "overlapped_share": self.compiled.overlapped_share,
+            "time": vars(self.compiled.time),
         }
         return {
             **vars(self.setting),
@@ -113,6 +138,8 @@ class Row:
             "host_per_node": self.host_per_node,
             "pcie": {"to_device": self.to_device, "to_host": self.to_host},
             "wire": vars(self.wire),
+            "time": vars(self.time),
+            "closed_form_time": vars(self.closed_form_time),
             "paper": dict(self.paper),
             "compiled": compiled,
         }
@@ -147,6 +174,22 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
         cluster.wire(found.sent, recipe.mesh.shape),
         found.paper,
         setting.offload != "nothing" or _may_overlap_micro_batches(functional),
+        _time(found, cluster, functional),
+        layouts=parameter_layouts(functional),
+        closed_form_memory_use=found.memory_use,
+    )
+
+
+def _time(found: ClosedForm, cluster: Cluster, functional: Functional) -> StepTime:
+    mesh_shape, zero = functional.recipe.mesh.shape, functional.recipe.config.zero_optimization
+    return closed_form_time(
+        found.work,
+        {axes: cluster.group(axes, mesh_shape) for axes in {s.axes for s in found.sent}},
+        cluster.figures,
+        # With parameters in host memory a gradient leaves for it at once, which its scatter has to wait for.
+        pipelined=functional.recipe.plan.gather is Gather.AT_USE and zero.overlaps_comm and not zero.offloads_params,
+        to_device=functional.host_budget.to_device,
+        to_host=functional.host_budget.to_host,
     )
 
 
@@ -157,12 +200,14 @@ def _may_overlap_micro_batches(functional: Functional) -> bool:
     return loops and config.zero_optimization.overlaps_comm
 
 
-def compiled_part(program: Program) -> Compiled:
-    """What a row needs of a compiled program."""
+def compiled_part(program: Program, cluster: Cluster) -> Compiled:
+    """What a row needs of a program that was compiled for a cluster."""
     memory = program.memory
     return Compiled(
         memory.peak,
         memory.host_argument + memory.host_temp,
         compiled_wire(program.collectives),
         program.overlapped_share(),
+        program.step_time(cluster.figures),
+        program,
     )

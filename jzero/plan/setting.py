@@ -1,11 +1,10 @@
-"""What a plan varies of a run: stage, offloading, micro-batch and rematerialisation, and what it tries first."""
+"""What a plan varies of a run: stage, offloading, micro-batch and rematerialisation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jzero.config import Config
-from jzero.config.section import given
 
 Offload = Literal["nothing", "optimizer", "optimizer and parameters"]
 
@@ -33,11 +32,8 @@ class Setting:
         return f"stage {self.stage}{moved}"
 
 
-def settings(base: Setting, stages: Sequence[int]) -> Iterator[Setting]:
-    """All stages with all that each can offload, the cheapest first.
-
-    Offloading costs copies over PCIe in every step, so every stage without it comes before any with it; of two stages
-    the lower one sends less or the same.
+def settings(base: Setting, stages: Iterable[int]) -> Iterator[Setting]:
+    """All stages with all that each can offload: first those without it, which copies over PCIe in every step.
 
     Args:
         base: the batch, and what else stays the same.
@@ -48,35 +44,33 @@ def settings(base: Setting, stages: Sequence[int]) -> Iterator[Setting]:
         [(0, 'nothing'), (2, 'nothing'), (2, 'optimizer')]
     """
     firsts: dict[Offload, int] = {"nothing": 0, "optimizer": 1, "optimizer and parameters": 3}
+    ordered = sorted(stages)
     for offload, first in firsts.items():
-        for stage in sorted(stages):
+        for stage in ordered:
             if stage >= first:
                 yield replace(base, stage=stage, offload=offload)
 
 
-def candidates(base: Setting, stages: Sequence[int], *, smaller: bool, remat: bool) -> Iterator[Setting]:
-    """What may be recommended, the cheapest first: `settings`, then smaller micro-batches, then rematerialisation.
+def leaner(setting: Setting, *, divisible: bool, remat: bool) -> Iterator[Setting]:
+    """The next settings that hold less: a smaller micro-batch, and rematerialised blocks.
 
     Args:
-        base: the run as given.
-        stages: which stages.
-        smaller: whether the micro-batch may shrink. Each is divided by its smallest factor, and there are so many times
+        setting: stage and offloading stay.
+        divisible: whether the micro-batch may shrink. It is divided by its smallest factor, and there are so many times
             more of them, so that `train_batch_size` and with it the training stay the same.
         remat: whether the model can be rebuilt with rematerialised blocks.
 
     Example:
-        >>> some = candidates(Setting(0, "nothing", 4, 1), [0], smaller=True, remat=True)
+        >>> some = leaner(Setting(0, "nothing", 9, 2), divisible=True, remat=True)
         >>> [(s.micro_batch, s.accumulation, s.remat) for s in some]
-        [(4, 1, False), (2, 2, False), (1, 4, False), (4, 1, True), (2, 2, True), (1, 4, True)]
+        [(3, 6, False), (9, 2, True)]
     """
-    for recomputes in (False, True) if remat else (False,):
-        micro, accumulation = base.micro_batch, base.accumulation
-        while True:
-            yield from settings(replace(base, micro_batch=micro, accumulation=accumulation, remat=recomputes), stages)
-            if micro == 1 or not smaller:
-                break
-            factor = next(n for n in range(2, micro + 1) if micro % n == 0)
-            micro, accumulation = micro // factor, accumulation * factor
+    micro = setting.micro_batch
+    if divisible and micro > 1:
+        factor = next(n for n in range(2, micro + 1) if micro % n == 0)
+        yield replace(setting, micro_batch=micro // factor, accumulation=setting.accumulation * factor)
+    if remat and not setting.remat:
+        yield replace(setting, remat=True)
 
 
 def changes(setting: Setting, base: Setting) -> dict[str, Any]:
@@ -116,14 +110,4 @@ def with_setting(config: Config, setting: Setting, *, batch: bool) -> Config:
     Raises:
         ConfigError: the configuration does not allow the setting.
     """
-    data = given(config)
-    for path, value in _keys(setting).items():
-        *outer, name = path.split(".")
-        if not outer and not batch:
-            continue
-        place = data
-        for key in outer:
-            place[key] = dict(place.get(key) or {})
-            place = place[key]
-        place[name] = value
-    return Config.load(data)
+    return config.replaced({path: value for path, value in _keys(setting).items() if batch or "." in path})

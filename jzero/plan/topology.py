@@ -6,8 +6,8 @@ library.
 """
 
 import importlib.util
-import re
 from importlib import resources
+from string import Template
 
 import jax
 from jax.experimental import topologies
@@ -15,12 +15,10 @@ from jax.sharding import Mesh
 
 from jzero.errors import ConfigError, JzeroError
 from jzero.mesh import make_mesh
+from jzero.plan.figures import GpuFigures, gpu_figures
 from jzero.quiet import CUDA_PLUGINS
 
-_DESCRIPTIONS = resources.files("jzero.plan") / "gpus"
-GPUS: tuple[str, ...] = tuple(
-    sorted(file.name.removesuffix(".txtpb") for file in _DESCRIPTIONS.iterdir() if file.name.endswith(".txtpb"))
-)
+_TARGET = resources.files("jzero.plan") / "gpus" / "target.txtpb"
 
 # For `compile(compiler_options=...)`. Autotuning would time kernels on a device that is not there.
 COMPILE_ONLY_OPTIONS: dict[str, int | str] = {"xla_gpu_autotune_level": 0}
@@ -33,7 +31,7 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
     """Builds a (replica=1, shard=n_gpus, tensor=1) mesh of compile-only GPUs.
 
     Args:
-        gpu: name of a description in `jzero/plan/gpus`, one of `GPUS`.
+        gpu: one of `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
         n_gpus: number of GPUs in the cluster.
         gpus_per_node: GPUs that share a node, and thus NVLink; a cluster smaller than one node is one node.
 
@@ -41,14 +39,17 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
         A mesh as `jzero.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to that function.
 
     Raises:
-        ConfigError: an unknown GPU, or nodes that would not be full.
+        ConfigError: an unknown GPU, nodes that would not be full, or a GPU that XLA cannot compile for.
         JzeroError: the CUDA plugin is missing or was not loaded.
 
     Example:
         >>> dict(gpu_mesh("h100-80g", n_gpus=16).shape)
         {'replica': 1, 'shard': 16, 'tensor': 1}
     """
-    gpus_per_node = full_nodes(gpu, n_gpus, gpus_per_node)
+    figures = gpu_figures(gpu)
+    gpus_per_node = full_nodes(n_gpus, gpus_per_node)
+    if figures.target is None:
+        raise ConfigError(f"XLA cannot compile for {gpu}, whose file has no `target`; its plan is by the closed form.")
     if not can_compile():
         raise JzeroError(
             "Compiling for GPUs that are not there needs JAX's CUDA plugin, which is not installed: "
@@ -57,7 +58,7 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
     try:
         cluster = topologies.get_topology_desc(
             platform="cuda",
-            target_config=(_DESCRIPTIONS / f"{gpu}.txtpb").read_text(),
+            target_config=_target_config(figures),
             topology=f"1x{n_gpus // gpus_per_node}x{gpus_per_node}",  # slices x nodes x GPUs per node
         )
     except NotImplementedError as error:
@@ -68,19 +69,16 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
     return make_mesh(cluster.devices)
 
 
-def full_nodes(gpu: str, n_gpus: int, gpus_per_node: int) -> int:
+def full_nodes(n_gpus: int, gpus_per_node: int) -> int:
     """The GPUs of each node of a cluster, which is one node where it is smaller than that.
 
     Args:
-        gpu: one of `GPUS`.
         n_gpus: see `gpu_mesh`.
         gpus_per_node: see `gpu_mesh`.
 
     Raises:
-        ConfigError: an unknown GPU, or nodes that would not be full.
+        ConfigError: nodes that would not be full.
     """
-    if gpu not in GPUS:
-        raise ConfigError(f"No GPU is named {gpu!r}; known are {', '.join(GPUS)}.")
     if n_gpus < 1 or gpus_per_node < 1:
         raise ConfigError(f"n_gpus={n_gpus} and gpus_per_node={gpus_per_node} must both be at least 1.")
     gpus_per_node = min(n_gpus, gpus_per_node)
@@ -89,15 +87,21 @@ def full_nodes(gpu: str, n_gpus: int, gpus_per_node: int) -> int:
     return gpus_per_node
 
 
-def gpu_memory(gpu: str) -> int:
-    """Bytes of a GPU's memory that CUDA shows, which are fewer than the data sheet's.
+def can_compile_for(gpu: str) -> bool:
+    """Whether programs for this GPU can be compiled here: XLA knows how to, and JAX's CUDA plugin is installed."""
+    return gpu_figures(gpu).target is not None and can_compile()
 
-    >>> gpu_memory("h100-80g")
-    84942979072
-    """
-    found = re.search(r"device_memory_size: (\d+)", (_DESCRIPTIONS / f"{gpu}.txtpb").read_text())
-    assert found is not None, f"{gpu}.txtpb says no memory size"
-    return int(found[1])
+
+def _target_config(gpu: GpuFigures) -> str:
+    assert gpu.target is not None
+    capability = gpu.target.compute_capability
+    major, minor = capability.rstrip("af").split(".")
+    extension = {"a": "ACCELERATED_FEATURES", "f": "FAMILY_COMPATIBLE_FEATURES"}.get(capability[-1], "NONE")
+    sizes = {key: str(value).lower() for key, value in vars(gpu.target).items() if not key.startswith("__")}
+    rates = {"memory_bandwidth": int(gpu.memory_bandwidth), "pcie_bandwidth": int(gpu.pcie_bandwidth)}
+    return Template(_TARGET.read_text()).substitute(
+        sizes | rates, memory=gpu.memory, device_kind=gpu.device_kind, major=major, minor=minor, extension=extension
+    )
 
 
 def can_compile() -> bool:

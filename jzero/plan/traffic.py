@@ -1,8 +1,9 @@
 """How long a program's communication takes beside its matrix products, loop by loop, on a GPU of known speed.
 
 A share of overlapped bytes says that some product runs beside a collective, not that it lasts as long. Here both get a
-duration: bytes over the bandwidth of the slowest link, flops over the peak rate. Products hide communication second by
-second, each second at most once, as if all collectives shared one link; what is left is exposed.
+duration: bytes over the bandwidth of the slowest link, flops over the peak rate, neither with what else it takes (for
+that see `jzero.plan.step_time`). Products hide communication second by second, each second at most once, as if all
+collectives shared one link; what is left is exposed.
 """
 
 import dataclasses

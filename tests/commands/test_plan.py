@@ -56,6 +56,19 @@ def test_its_overrides_make_the_recommended_run():
     assert again["recommendation"]["changes"] == {}
 
 
+def test_a_gpu_and_a_network_of_ones_own(tmp_path):
+    gpu = tmp_path / "mine.toml"
+    gpu.write_text('like = "h100-80g"\nmemory = 64_000_000_000\n')
+    cluster = ("--gpus", "16", "--gpu", str(gpu), "--stages", "3")
+    fast, slow = (as_json(DEMO, *SMALL, *cluster, *more) for more in ((), ("--network", "10gb-eth")))
+    assert fast["cluster"]["memory"] == slow["cluster"]["memory"] == 64_000_000_000
+    assert (fast["cluster"]["network"], slow["cluster"]["network"]) == ("400gb-ib", "10gb-eth")
+    for a, b in zip(fast["rows"], slow["rows"], strict=True):
+        assert a["time"]["low"] < a["time"]["high"]
+        assert a["time"]["compute"] == b["time"]["compute"]
+        assert a["time"]["exposed"] < b["time"]["exposed"]
+
+
 def test_overlapped_micro_batches_make_it_an_estimate():
     scanned = (*SMALL, "model.scan_layers=true", "training_arguments.gradient_accumulation_steps=2")
     rows = as_json(DEMO, *scanned, "--stages", "2,3")["rows"]
@@ -73,6 +86,31 @@ def test_rematerialisation_is_the_last_resort():
     assert models.build(load_run(DEMO, [*deep, *long, "model.remat=true"]).model)
 
 
+def test_a_model_by_name_needs_no_run_file():
+    content = as_json("--model", "gpt2-medium", "--gpus", "16", "--seq-len", "128", "--stages", "3", "model.n_layer=2")
+    assert content["n_params"] == (50257 + 1024) * 1024 + 2 * (12 * 1024**2 + 13 * 1024) + 2 * 1024
+    assert (content["base"]["micro_batch"], content["base"]["accumulation"]) == (1, 1)
+    per_gpu = 4 * content["n_params"] / 16  # fp32 masters; AdamW has twice as much
+    for part, n_bytes in (("parameters", per_gpu), ("optimizer_state", 2 * per_gpu)):
+        assert content["rows"][0]["bytes"][part] == pytest.approx(n_bytes, rel=0.01)
+
+
+def test_a_model_of_images_can_be_planned():
+    content = as_json("--model", "vit-b-16", "--micro-batch", "4", "--stages", "0", "model.n_layer=1", "--gpus", "1")
+    assert content["base"]["micro_batch"] == 4
+
+
+def test_the_largest_batch_and_model(tmp_path):
+    gpu = tmp_path / "small.toml"
+    gpu.write_text('like = "h100-80g"\nmemory = 4_000_000\n')
+    small = (DEMO, *SMALL, "model.scan_layers=true", "--gpu", str(gpu), "--stages", "0")
+    (batch,), (model,) = as_json(*small, "--max-batch"), as_json(*small, "--largest-model")
+    assert batch["fits"]
+    assert batch["micro_batch"] > 4
+    assert (model["fits"], model["micro_batch"]) == (True, 4)
+    assert model["n_params"] > 1.5 * batch["n_params"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -85,6 +123,12 @@ def test_rematerialisation_is_the_last_resort():
         ([DEMO, "--closed-form", "--compile-all"], "exclude each other"),
         ([DEMO, "model.family=vit"], "error: "),
         ([DEMO, "deepspeed.zero_optimization.stag=1"], "did you mean `stage`"),
+        ([], "nothing says what to plan: give a run file, such as configs/demo.json, or --model NAME; names are gpt2"),
+        ([DEMO, "--model", "gpt2"], f"both the run file {DEMO} and --model gpt2 say what to plan"),
+        (["--model", "gpt-2"], "model.size is 'gpt-2' (did you mean 'gpt2'?); known sizes"),
+        (["--model", "gpt2", "--seq-len", "2048"], "data.seq_len 2048 is more than the model.seq_len 1024"),
+        (["--model", "gpt2", "--max-batch", "--largest-model"], "exclude each other"),
+        (["--model", "resnet50", "--largest-model"], "model.family 'resnet' has no width and depth"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence):
@@ -97,5 +141,6 @@ def test_bad_input_is_one_sentence(arguments, sentence):
 
 def test_help_teaches_by_examples():
     text = run("--help").output
-    for word in ("jzero plan configs/demo.json", "--gpus 64", "--compile-all", "model.d_model=4096", "jq"):
+    examples = ("jzero plan configs/demo.json", "--gpus 64", "--compile-all", "model.d_model=4096", "jq")
+    for word in (*examples, "--model llama-2-7b", "gpt3-175b"):
         assert word in text

@@ -110,14 +110,28 @@ def test_what_leaves_a_node_is_shared_by_its_gpus():
 
 
 def test_the_recommended_row_is_compiled_and_no_other(found, rows):
-    assert found.recommendation.setting == Setting(0, "nothing", 1024, 1)
-    chosen = rows[0, "nothing"]
+    # It sends what stage 0 sends, but for gathers in 16 bits, and updates an eighth of the parameters.
+    assert found.recommendation.setting == Setting(1, "nothing", 1024, 1)
+    chosen = rows[1, "nothing"]
+    times = {stage: rows[stage, "nothing"].closed_form_time.middle for stage in range(4)}
+    assert times[1] == min(times.values())
     assert [row for row in found.rows if row.compiled] == [chosen]
-    assert chosen.peak == chosen.compiled.peak == pytest.approx(chosen.closed_form_peak, rel=0.15)
+    # XLA copies gradients together to send them at once, which shows where there are few; see test_closed_form.
+    assert chosen.peak == chosen.compiled.peak == pytest.approx(chosen.closed_form_peak, rel=0.35)
     assert chosen.fits
     assert chosen.room == int(0.92 * found.cluster.memory) - chosen.peak
-    assert chosen.compiled.wire.inside["all-reduce"] == pytest.approx(chosen.wire.inside["all-reduce"], rel=0.01)
-    assert found.changes == {"zero_optimization.stage": 0}
+    for kind in ("all-gather", "reduce-scatter"):
+        assert chosen.compiled.wire.inside[kind] == pytest.approx(chosen.wire.inside[kind], rel=0.01)
+    assert found.changes == {"zero_optimization.stage": 1}
+
+
+def test_times_of_both_ways_are_near_each_other(found):
+    (row,) = (row for row in found.rows if row.compiled)
+    compiled, closed = row.compiled.time, row.closed_form_time
+    assert row.time == compiled
+    assert closed.compute == pytest.approx(compiled.compute, rel=0.3)
+    assert closed.wire == pytest.approx(compiled.wire, rel=0.3)
+    assert compiled.low < closed.middle < compiled.high
 
 
 def test_json_has_all_of_it(found):
@@ -128,7 +142,7 @@ def test_json_has_all_of_it(found):
         assert row["source"] == ("compiled" if like.compiled else "closed form")
         assert sum(row["bytes"].values()) == row["closed_form_peak"] == like.closed_form_peak
         assert row["room"] == content["cluster"]["usable"] - row["peak"]
-    assert content["recommendation"]["setting"].items() <= content["rows"][0].items()
+    assert content["recommendation"]["setting"].items() <= content["rows"][1].items()
     assert content["recommendation"]["changes"] == found.changes
 
 
@@ -137,7 +151,7 @@ def test_the_table_reads_at_80_columns(found):
     with console.capture() as captured:
         console.print(plan_view(found))
     text = captured.get()
-    for word in ("Memory of one GPU, MB", "3 opt+par", "compiled", "PCIe in|out", "Take stage 0"):
+    for word in ("Memory of one GPU, MB", "3 opt+par", "compiled", "PCIe in|out", "Take stage 1"):
         assert word in text
     assert "…" not in text  # no cell is cut
 

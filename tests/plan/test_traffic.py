@@ -3,62 +3,12 @@
 import pytest
 
 from jzero.plan.collectives import read_collectives
-from jzero.plan.figures import GpuFigures
-from jzero.plan.hlo import parse_module
 from jzero.plan.traffic import loop_traffic
-
-# A product of two 16 x 16 arrays has 8192 flops; a gather of one over 8 devices sends 896 bytes.
-TOY = GpuFigures("toy", "", {"f32": 8192.0, "bf16": 4 * 8192.0}, 1.0, nvlink_bandwidth=448.0, network_bandwidth=56.0)
-OVER_8 = "replica_groups=[1,8]<=[8], dimensions={0}"
-PRODUCT_OF = "f32[16,16] dot({0}, {0}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
-
-BODY = """\
-%body (c: (s32[], f32[16,16])) -> (s32[], f32[16,16]) {{
-  %c = (s32[], f32[16,16]) parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %x = f32[16,16] get-tuple-element(%c), index=1
-{lines}
-  ROOT %next = (s32[], f32[16,16]) tuple(%i, %x)
-}}
-%condition (d: (s32[], f32[16,16])) -> pred[] {{
-  %d = (s32[], f32[16,16]) parameter(0)
-  ROOT %more = pred[] constant(true)
-}}
-"""
-LOOP = (
-    "%loop = (s32[], f32[16,16]) while(%start), condition=%condition, body=%body, "
-    'metadata={op_name="jit(f)/while"}, backend_config={"known_trip_count":{"n":"5"}}'
-)
-
-
-def gather(name, source="%q"):
-    return f"%{name} = (f32[2,16], f32[16,16]) all-gather-start({source}), {OVER_8}"
-
-
-def done(name):
-    return f"%{name}_done = f32[16,16] all-gather-done(%{name})"
-
-
-def product(name, source="%q"):
-    return f"%{name} = {PRODUCT_OF.format(source)}"
+from tests.plan.toy import OVER_8, TOY, done, gather, loop, product, program
 
 
 def traffic(lines, body=(), nodes=()):
-    """Entry with these lines, and perhaps a loop body with those."""
-    text = "\n".join(
-        [
-            "HloModule m, is_scheduled=true, num_partitions=8",
-            BODY.format(lines="\n".join(f"  {line}" for line in body)),
-            "ENTRY %main (q: f32[16,16], n: s32[]) -> f32[16,16] {",
-            "  %q = f32[16,16] parameter(0)",
-            "  %n = s32[] parameter(1)",
-            "  %start = (s32[], f32[16,16]) tuple(%n, %q)",
-            *[f"  {line}" for line in lines],
-            "  ROOT %end = f32[16,16] copy(%q)",
-            "}",
-        ]
-    )
-    module = parse_module(text)
+    module = program(lines, body)
     return loop_traffic(module, read_collectives(module, nodes=nodes), TOY)
 
 
@@ -129,28 +79,28 @@ def test_16_bit_products_are_as_fast_as_their_own_rate_says():
 
 def test_loops_stand_apart_from_the_code_outside():
     scatter = f"%rs = f32[2,16] reduce-scatter(%q), {OVER_8}"
-    outside, loop = traffic(
-        [LOOP, product("p"), scatter],
+    outside, inside = traffic(
+        [loop(), product("p"), scatter],
         body=[gather("a", "%x"), product("r", "%x"), done("a"), product("s", "%x")],
     )
     assert (outside.scattered_bytes, outside.gathered_bytes, outside.product_seconds) == (896, 0, 1)
     assert (outside.communication_seconds, outside.exposed_seconds) == (2, 2)
-    assert (loop.loop, loop.op_name, loop.runs, loop.runs_known) == ("body", "jit(f)/while", 5, True)
-    assert (loop.gathered_bytes, loop.wire_bytes) == (5 * 896, 5 * 896)
-    assert (loop.communication_seconds, loop.product_seconds) == (10, 10)
-    assert (loop.beside_seconds, loop.exposed_seconds, loop.overlapped_share) == (5, 5, 1.0)
+    assert (inside.loop, inside.op_name, inside.runs, inside.runs_known) == ("body", "jit(f)/while", 5, True)
+    assert (inside.gathered_bytes, inside.wire_bytes) == (5 * 896, 5 * 896)
+    assert (inside.communication_seconds, inside.product_seconds) == (10, 10)
+    assert (inside.beside_seconds, inside.exposed_seconds, inside.overlapped_share) == (5, 5, 1.0)
 
 
 def test_a_collective_beside_a_loop_gets_only_what_hides_nothing_inside():
     """Five rounds with 1.5 seconds: a gather inside takes one product of f32, one of bf16 is left; 5 / 4 in all."""
     half = ["%h = bf16[16,16] convert(%x)"]
     left = "%l = bf16[16,16] dot(%h, %h), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
-    outside, loop = traffic(
-        [gather("o"), LOOP, done("o")], body=[*half, gather("a", "%x"), product("r", "%x"), done("a"), left]
+    outside, inside = traffic(
+        [gather("o"), loop(), done("o")], body=[*half, gather("a", "%x"), product("r", "%x"), done("a"), left]
     )
-    assert (loop.communication_seconds, loop.exposed_seconds) == (10, 5)
+    assert (inside.communication_seconds, inside.exposed_seconds) == (10, 5)
     assert (outside.communication_seconds, outside.exposed_seconds) == (2, 0.75)
-    assert (outside.product_seconds, outside.beside_seconds, loop.product_seconds) == (0, 6.25, 6.25)
+    assert (outside.product_seconds, outside.beside_seconds, inside.product_seconds) == (0, 6.25, 6.25)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from rich.table import Table
 import jzero
 from jzero.config import Config
 from jzero.functional import functional
-from jzero.mesh import platform
-from jzero.plan import COMPILE_ONLY_OPTIONS, closed_form, gpu_mesh
+from jzero.plan import closed_form, compile_step, estimate_step, read_program
 
 UP_TO = {"lasting": 0.05, "peak": 0.15}
 _SMALL: dict[str, Any] = {"layers": 4, "d_model": 768, "seq_len": 512, "vocab_size": 8192}
@@ -87,23 +86,21 @@ class Comparison:
         return all(abs(error) <= UP_TO[part] for part, error in self.errors.items())
 
 
-def compare(subject: Subject, mesh: Any, stage: int) -> Comparison:
-    """Estimates and compiles the step of one model, in bf16 for GPUs and in fp32 for CPUs."""
-    on_cpu = platform(mesh) == "cpu"
-    rows = mesh.size * subject.rows_per_gpu
-    config = Config.load(deepspeed_config(stage, rows, "fp32" if on_cpu else "bf16")).resolve(world=mesh.size)
-    fns = functional(
-        model=subject.model, loss_fn=subject.loss_fn, config=config, sample_batch=subject.batch(rows), mesh=mesh
-    )
+def compare(subject: Subject, stage: int, *, on_cpu: bool) -> Comparison:
+    """Estimates and compiles the step of one model, in fp32 for 8 CPUs or in bf16 for 8 H100s."""
+    rows = 8 * subject.rows_per_gpu
+    run = {"model": subject.model, "loss_fn": subject.loss_fn, "sample_batch": subject.batch(rows)}
+    config = deepspeed_config(stage, rows, "fp32" if on_cpu else "bf16")
+    if not on_cpu:
+        estimate, memory = estimate_step(**run, config=config), compile_step(**run, config=config).memory
+        return Comparison(memory.argument, memory.peak, estimate.lasting, estimate.peak)
+    fns = functional(**run, config=Config.load(config).resolve(world=8), mesh=jzero.make_mesh(jax.devices("cpu")[:8]))
     # The code that CPUs run need not be good, and takes the same memory.
-    options = {"xla_backend_optimization_level": 0} if on_cpu else COMPILE_ONLY_OPTIONS
-    memory = fns.step.lower(fns.state, fns.batch).compile(compiler_options=options).memory_analysis()
-    estimate = closed_form(fns)
-    returned = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    compiled = fns.step.lower(fns.state, fns.batch).compile(compiler_options={"xla_backend_optimization_level": 0})
+    memory, estimate = read_program(compiled).memory, closed_form(fns)
     # The figure for the peak leaves temporaries out on CPUs, where they are one allocation for the whole program.
-    all_of_it = memory.argument_size_in_bytes + returned + memory.temp_size_in_bytes
-    peak = all_of_it if on_cpu else memory.peak_memory_in_bytes
-    return Comparison(memory.argument_size_in_bytes, peak, estimate.lasting, estimate.peak)
+    peak = memory.argument + memory.output - memory.alias + memory.temp
+    return Comparison(memory.argument, peak, estimate.lasting, estimate.peak)
 
 
 def main() -> None:
@@ -117,15 +114,14 @@ def main() -> None:
     subjects = SUBJECTS[args.platform]
     if unknown := [name for name in args.models.split(",") if name not in subjects]:
         parser.error(f"no model is named {unknown[0]!r}; known are {', '.join(subjects)}")
-    if args.platform == "cpu":
+    if on_cpu := args.platform == "cpu":
         jzero.simulate_devices(8)
-    mesh = gpu_mesh("h100-80g", 8) if args.platform == "gpu" else jzero.make_mesh(jax.devices("cpu")[:8])
     found: dict[tuple[str, int], Comparison] = {}
     with Console(stderr=True).status("") as status:
         for name in args.models.split(","):
             for stage in map(int, args.stages.split(",")):
                 status.update(f"{name}, stage {stage}")
-                found[name, stage] = compare(subjects[name](), mesh, stage)
+                found[name, stage] = compare(subjects[name](), stage, on_cpu=on_cpu)
     if args.json:
         rows = [{"model": n, "stage": s, **dataclasses.asdict(c), "errors": c.errors} for (n, s), c in found.items()]
         print(json.dumps(rows))

@@ -3,9 +3,8 @@
 `jzero.plan.compile_step` asks the compiler, and takes as long as compiling does. This takes a trace of the step, about
 a second, and is made for searching. Lasting state and traffic are exact. What lives inside the step comes from
 `jzero.plan.liveness`. `benchmarks/closed_form_error.py` compares the peak with compiled programs of GPUs and of CPUs,
-for models of eight kinds: it was within 9 % for GPUs, but 18 % too low for a chain of large products at stage 3, and
-within 15 % for CPUs with jax 0.10 (30 % with 0.12). Small programs may be up to 20 % off. A mesh of CPUs gets the CPU
-program's peak.
+for models of eight kinds: it was within 15 %, mostly within 8 %, but for a chain of large products at stage 3 (18 % too
+low on GPUs) and, with jax 0.12, a Llama at stage 3 on CPUs (18 % too high). A mesh of CPUs gets the CPU program's peak.
 
 An update that is not elementwise, such as Muon's, may take more than is said here. Of one that is streamed from host
 memory the pieces under way are added as if the step were fullest then, which is exact to some 10 %, or says up to a
@@ -61,8 +60,7 @@ class ClosedForm:
         gradients: gradients at the moment when most is alive, like the next three.
         gathered_weights: parameters in the form in which compute reads them: gathered or cast.
         activations: what the forward pass kept for the backward pass, and what is being computed.
-        rest: constants that loops keep, such as masks, pieces of state that pass through from host memory, and on CPUs
-            a copy of the optimizer state, which XLA makes there before it overwrites it.
+        rest: constants that loops keep, such as masks, and pieces of state that pass through from host memory.
         host: host memory for what is offloaded, of the state and in the step.
         sent: bytes sent, by kind of collective and mesh axes.
         work: what is computed and sent, for `jzero.plan.step_time`.
@@ -204,17 +202,16 @@ def closed_form(functional: Functional) -> ClosedForm:
     sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
     inside = sharded.params["jaxpr"]
-    on_cpu = platform(recipe.mesh) == "cpu"
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],
         overlap=recipe.config.zero_optimization.overlaps_comm,
-        on_cpu=on_cpu,
+        on_cpu=platform(recipe.mesh) == "cpu",
     )
     parameters, optimizer_state = _bytes_each(state.params), _bytes_each(state.opt_state)
     everything = _bytes_each(state) + _bytes_each(functional.batch)
     work = _work(program, functional, recipe.mesh.shape)
-    rest = _streamed(recipe) + optimizer_state * on_cpu
+    rest = _streamed(recipe)
     return ClosedForm(
         parameters=parameters,
         optimizer_state=optimizer_state,

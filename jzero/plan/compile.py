@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
 import optax
 
 from jzero.config import Config
@@ -64,8 +65,20 @@ def compile_step(
     )
     lowered = fns.step.lower(fns.state, fns.batch)
     if not memory_use:
-        return read_program(lowered.compile(compiler_options=COMPILE_ONLY_OPTIONS), mesh)
+        return read_program(_compiled(lowered, COMPILE_ONLY_OPTIONS), mesh)
     with TemporaryDirectory(prefix="jzero-") as folder:
-        compiled = lowered.compile(compiler_options={**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder})
-        program = read_program(compiled, mesh)
+        program = read_program(_compiled(lowered, {**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder}), mesh)
         return replace(program, memory_use=read_memory_use(Path(folder), parse_module(program.hlo_text)))
+
+
+def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
+    """Compiles, if need be with kernels of libraries for all products.
+
+    The tiles that XLA chooses without autotuning do not fit every product, such as one of 6304 rows.
+    """
+    try:
+        return lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+        return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})

@@ -15,7 +15,7 @@ import numpy as np
 
 from jzero import compat
 from jzero.plan.flatten import LOOPS, RENAMES, SINKS, Op, Value, flatten
-from jzero.plan.order import REORDERED, breadth_first, gradients_last, with_copies
+from jzero.plan.order import REORDERED, breadth_first, gradients_last, sums_together, with_copies
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, CONSTANTS = "gathered weights", "gradients", "activations", "constants of loops"
 _PARAMETERS = "parameters"
@@ -119,7 +119,7 @@ class _Simulation:
     def __init__(self, program: Any, owners: Sequence[str], overlap: bool, on_cpu: bool, *, in_loop: bool = False):
         self.inputs, ops, self.outputs = flatten(program)
         if on_cpu:
-            self.ops = breadth_first(list(with_copies(ops)), RENAMES | ELEMENTWISE)
+            self.ops = breadth_first(sums_together(list(with_copies(ops))), RENAMES | ELEMENTWISE)
         else:
             self.ops = ops if in_loop else gradients_last(ops)
         self.overlap, self.on_cpu, self.in_loop = overlap, on_cpu, in_loop
@@ -226,7 +226,7 @@ class _Simulation:
         for x in op.ins:
             self._need(x, now)
         arrays = frozenset().union(*(self._source(x).arrays for x in op.ins))
-        over = arrays if op.name in _IN_PLACE else ()
+        over = arrays if op.name in _IN_PLACE and not (self.on_cpu and op.name in SINKS) else ()
         made = [self._make(x, now, WEIGHTS if op.name == "all_gather" else ACTIVATIONS, over) for x in op.outs]
         if self.on_cpu and op.name.startswith("scatter") and self._source(op.ins[0]).is_constant:
             made[0].start = 0  # numbers wait for nothing, and are there from the start

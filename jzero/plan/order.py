@@ -8,6 +8,7 @@ from jzero.plan.flatten import LOOPS, SINKS, Op, Value
 REORDERED = "reordered"
 """The name of an operation that copies a value into another order of dimensions."""
 
+_SUMS = SINKS - {"reduce_scatter"}
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
 
 
@@ -59,6 +60,22 @@ def breadth_first(ops: list[Op], at_once: frozenset[str]) -> list[Op]:
             if not waits_for[j]:
                 (line.appendleft if ops[j].name in at_once else line.append)(j)
     return [ops[i] for i in order]
+
+
+def sums_together(ops: list[Op]) -> list[Op]:
+    """The same operations with those sums over the mesh in one that need no other sum, as XLA combines them on CPUs."""
+    after: set[int] = set()
+    first: list[Op] = []
+    for op in ops:
+        is_after = any(id(x) in after for x in op.ins)
+        if op.name in _SUMS and not is_after:
+            first.append(op)
+        if op.name in _SUMS or is_after:
+            after |= {id(x) for x in op.outs}
+    if not first:
+        return ops
+    together = Op(first[0].name, [x for op in first for x in op.ins], [x for op in first for x in op.outs])
+    return [*(op for op in ops if op not in first), together]
 
 
 def with_copies(ops: list[Op]) -> Iterator[Op]:

@@ -25,7 +25,7 @@ import models
 from closed_form_error import SUBJECTS, compare
 
 D, LAYERS, ROWS, TOKENS = 512, 4, 4, 1024
-SIZES = GPTConfig(4096, 512, d_model=1024, n_layer=2, n_head=8, scan_layers=True, remat=True)
+SIZES = GPTConfig(16384, 1024, d_model=2048, n_layer=6, n_head=16, scan_layers=True, remat=True)
 
 
 class Block(nnx.Module):
@@ -92,8 +92,20 @@ def test_it_is_close_to_the_compiled_program(name):
     assert estimate.host == program.memory.host_temp == 0
 
 
-QUICK = {("gpt", 0), ("lstm", 1), ("chain", 2), ("experts", 3)}
-NEWER = compat.JAX_VERSION >= (0, 12)
+@pytest.mark.full
+def test_a_product_that_no_tiling_fits_is_compiled_all_the_same():
+    """One of 32 x 197 rows, which jax 0.10 refuses without autotuning."""
+    subject = models.vit(layers=1, d_model=128)
+    run = {"model": subject.model, "loss_fn": subject.loss_fn, "sample_batch": subject.batch(64), "n_gpus": 2}
+    run["config"] = {"train_batch_size": 64, "bf16": {"enabled": True}, "optimizer": {"type": "SGD"}}
+    estimate, program = estimate_step(**run), compile_step(**run)
+    assert program.memory.argument == pytest.approx(estimate.lasting, rel=0.001)
+    rows, width = 32 * 197, 128
+    forward = 2 * rows * (12 * width**2 + 2 * 197 * width + 768 * width)  # matrices, scores and values, patches
+    assert program.flops == pytest.approx(3 * forward, rel=0.1)  # less what the images' gradient would be
+
+
+QUICK = {("chain", 0), ("lstm", 1), ("experts", 2), ("gpt", 3)}
 
 
 @pytest.mark.parametrize(
@@ -105,11 +117,11 @@ NEWER = compat.JAX_VERSION >= (0, 12)
     ],
 )
 def test_it_is_close_to_what_a_program_takes_on_cpus(name, stage):
-    found = compare(SUBJECTS["cpu"][name](), jzero.make_mesh(jax.devices()[:8]), stage)
+    found = compare(SUBJECTS["cpu"][name](), stage, on_cpu=True)
     assert found.lasting_estimate == pytest.approx(found.lasting, rel=0.05)
-    # CPU programs of newer versions keep barriers, so that zeros for a lookup's gradient come later than at 0.10.
-    waits = NEWER and (name, stage) in {("gpt", 3), ("llama", 3)}
-    assert found.peak_estimate == pytest.approx(found.peak, rel=0.35 if waits else 0.15)
+    # CPU programs keep barriers since 0.12, so that the zeros for a lookup's gradient come later.
+    waits = compat.JAX_VERSION >= (0, 12) and (name, stage) == ("llama", 3)
+    assert found.peak_estimate == pytest.approx(found.peak, rel=0.2 if waits else 0.15)
 
 
 def test_a_thousand_gpus_hold_the_papers_share_of_7_billion_parameters():

@@ -2,7 +2,8 @@
 
 Kernels by the roofline model, collectives by latency and bandwidth, and overlap as the schedule has it: for a compiled
 program its own, simulated by `jzero.plan.compiled.timeline`; for the closed form what compiled programs of that stage
-do. The two ends of the range reckon with two paces. What differs between two settings of one model is surer than either time.
+do. The two ends of the range reckon with two paces. What differs between two settings of one model is surer than either
+time.
 """
 
 import math

@@ -157,9 +157,11 @@ def recommend(
     usable = format_bytes(chosen.cluster.usable)
     took = f"{found} {format_bytes(chosen.peak)} of {usable} usable"
     advice = [] if setting.offload == "nothing" else list(_more_gpus(rows, base, "without offloading", on))
+    compiles = chosen.cluster.figures.target is not None
     if not chosen.compiled and chosen.room < CLOSED_FORM_ERROR * chosen.peak:
-        advice.append(f"That is closer than the closed form's error of some {CLOSED_FORM_ERROR:.0%}: compile it.")
-    elif not chosen.compiled and chosen.estimated:
+        settle = "compile it" if compiles else "leave more room"
+        advice.append(f"That is closer than the closed form's error of some {CLOSED_FORM_ERROR:.0%}: {settle}.")
+    elif not chosen.compiled and chosen.estimated and compiles:
         advice.append("Its memory is an estimate, which a compile confirms.")
     order = costs({row.setting: row for row in rows})
     missed = [row for row in rows if order[row.setting] < order[setting] and not row.fits]
@@ -169,9 +171,10 @@ def recommend(
         name = f"{nearest.setting}{_batch(nearest.setting, base)}{',' * (len(missed) > 1)}"
         why = f"What is faster does not fit{closest} {name} lacks {format_bytes(-nearest.room)}."
         if not nearest.compiled and -nearest.room < CLOSED_FORM_ERROR * nearest.peak:
+            settle = "compile all stages to be sure" if compiles else "it may fit"
             advice.append(
                 f"By how much {nearest.setting}{_batch(nearest.setting, base)} misses is within the closed form's "
-                f"error of some {CLOSED_FORM_ERROR:.0%}: compile all stages to be sure."
+                f"error of some {CLOSED_FORM_ERROR:.0%}: {settle}."
             )
     else:
         why = "Nothing that was asked for is faster."

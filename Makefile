@@ -4,6 +4,7 @@
 # make check    lint, types and the examples in docstrings
 # make docs     write the tables of docs/configuration.md anew
 # make notebooks  run the notebooks and keep what they show
+# make results  compile what docs/results shows, for GPUs that are not there
 # make bench    measure steps on simulated devices, programs compiled for GPUs, and a GPU if there is one (hours)
 # make clean    remove what the above made
 #
@@ -16,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 
-.PHONY: demo test test-full check docs notebooks bench install clean
+.PHONY: demo test test-full check docs notebooks results bench install clean
 
 demo: $(INSTALLED)
 	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
@@ -41,9 +42,13 @@ notebooks: $(INSTALLED)
 	    --NotebookClient.coalesce_streams=True notebooks/*.ipynb
 	$(BIN)/nbstripout --keep-output --keep-id --extra-keys "metadata.language_info.version" notebooks/*.ipynb
 
+results: $(INSTALLED)
+	$(BIN)/python benchmarks/results.py
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py
 	$(BIN)/python benchmarks/gpu_program.py
+	$(BIN)/python benchmarks/closed_form_error.py
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/gpu_real.py

@@ -31,7 +31,7 @@ from rich.table import Table
 
 import jzero
 from jzero.plan import COMPILE_ONLY_OPTIONS, GPUS, gpu_figures, gpu_mesh, read_program
-from jzero.plan.figures import is_known
+from jzero.plan.hardware.figures import is_known
 
 PROGRAMS = ("plain", "stage 0", "stage 3")
 NEAREST = "h100-80g"  # stands in for a GPU without a description

@@ -24,10 +24,10 @@ from rich.table import Table
 
 from jzero import models
 from jzero.plan import Plan, Setting, plan
-from jzero.plan.recommend import costs
-from jzero.plan.row import Row
-from jzero.plan.setting import leaner, settings
-from jzero.plan.workload import Workload, workload
+from jzero.plan.search.recommend import costs
+from jzero.plan.search.row import Row
+from jzero.plan.search.setting import leaner, settings
+from jzero.plan.search.workload import Workload, workload
 
 STAGES = (0, 1, 2, 3)
 GPT = {"family": "gpt", "vocab_size": 8192, "seq_len": 512, "d_model": 512, "n_layer": 8, "n_head": 8}

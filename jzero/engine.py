@@ -31,7 +31,7 @@ from jzero.layout import path_name
 from jzero.mesh import DATA_AXES, mesh_for, n_data_shards
 from jzero.offload.budget import check_host_memory
 from jzero.offload.nvme.swapped import Swapped
-from jzero.plan.auto import settled
+from jzero.plan.search.auto import settled
 from jzero.stages import StagePlan
 from jzero.state import TrainState, is_placement, split, unpad
 

@@ -30,7 +30,7 @@ from jzero.holdings import holdings_table
 from jzero.interrupts import Interrupts, interrupts
 from jzero.mesh import mesh_for, n_data_shards
 from jzero.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
-from jzero.plan.auto import settled
+from jzero.plan.search.auto import settled
 from jzero.resume import LAYER_FORMS, Start, load_start
 from jzero.schedules import hf_schedule
 

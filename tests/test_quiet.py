@@ -17,7 +17,7 @@ def run_python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
 
 
-@pytest.mark.parametrize("then", ["", "from jzero.plan.topology import gpu_mesh; gpu_mesh('h200', 8)"])
+@pytest.mark.parametrize("then", ["", "from jzero.plan.compiled.topology import gpu_mesh; gpu_mesh('h200', 8)"])
 def test_no_driver_messages(then):
     done = run_python(START + then)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

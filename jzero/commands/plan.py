@@ -16,14 +16,14 @@ from jzero.commands.exits import bad_input_exits
 from jzero.commands.planned import plan_options, planned_run
 from jzero.config import RunConfig
 from jzero.errors import ConfigError
-from jzero.plan.figures import GPUS
-from jzero.plan.largest import largest_model as plan_largest_model
-from jzero.plan.largest import max_batch as plan_max_batch
-from jzero.plan.largest_table import largest_view
-from jzero.plan.network import EXAMPLES
+from jzero.plan.hardware.figures import GPUS
+from jzero.plan.hardware.network import EXAMPLES
 from jzero.plan.pictures.report import report_html
-from jzero.plan.plan_table import plan_view
-from jzero.plan.planner import Compile, Plan, plan
+from jzero.plan.search.largest import largest_model as plan_largest_model
+from jzero.plan.search.largest import max_batch as plan_max_batch
+from jzero.plan.search.planner import Compile, Plan, plan
+from jzero.plan.tables.largest_table import largest_view
+from jzero.plan.tables.plan_table import plan_view
 
 
 def plan_command(

@@ -75,7 +75,7 @@ _HIDDEN: dict[str, Callable[[int], int]] = {
 """Filled from the model's width; below stage 3 the last two have no meaning."""
 
 STAGE = "zero_optimization.stage"
-"""Filled by `jzero.plan.auto`, which knows model and devices."""
+"""Filled by `jzero.plan.search.auto`, which knows model and devices."""
 
 _OPTIMIZER_AUTO = {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
 

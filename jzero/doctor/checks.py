@@ -8,7 +8,7 @@ from jzero.doctor.variables import VARIABLES
 from jzero.errors import ConfigError
 from jzero.launch import read_launch
 from jzero.offload.budget import DEFAULT_POOL_GB, POOL_LIMIT
-from jzero.plan.cluster import USABLE
+from jzero.plan.hardware.cluster import USABLE
 from jzero.units import format_bytes
 
 _MIN_DRIVER = {"cuda12": 525, "cuda13": 580}  # NVIDIA's table of the drivers that a CUDA major version needs

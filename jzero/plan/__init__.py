@@ -1,23 +1,23 @@
 """Plans for GPUs that are not there: what each setting would hold and send, estimated or compiled for them."""
 
-from jzero.plan.closed_form import ClosedForm, closed_form, estimate_step
-from jzero.plan.cluster import Cluster, Wire
-from jzero.plan.collectives import KINDS, Collective
-from jzero.plan.compile import compile_step
-from jzero.plan.deepspeed import DeepSpeedEstimate, deepspeed_estimate
-from jzero.plan.figures import GPUS, GpuFigures, gpu_figures
-from jzero.plan.largest import Largest, largest_model, max_batch
+from jzero.plan.compiled.collectives import KINDS, Collective
+from jzero.plan.compiled.compile import compile_step
+from jzero.plan.compiled.memory_use import MemoryUse
+from jzero.plan.compiled.program import Memory, Program, read_program
+from jzero.plan.compiled.timeline import Loop, Span, Timeline
+from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.compiled.traffic import LoopTraffic
+from jzero.plan.estimate.closed_form import ClosedForm, closed_form, estimate_step
+from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
+from jzero.plan.estimate.step_time import StepTime
+from jzero.plan.hardware.cluster import Cluster, Wire
+from jzero.plan.hardware.figures import GPUS, GpuFigures, gpu_figures
 from jzero.plan.layouts import Layouts, LeafLayout, parameter_layouts
-from jzero.plan.memory_use import MemoryUse
-from jzero.plan.planner import Plan, plan
-from jzero.plan.program import Memory, Program, read_program
-from jzero.plan.recommend import Recommendation
-from jzero.plan.row import Row
-from jzero.plan.setting import Setting
-from jzero.plan.step_time import StepTime
-from jzero.plan.timeline import Loop, Span, Timeline
-from jzero.plan.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
-from jzero.plan.traffic import LoopTraffic
+from jzero.plan.search.largest import Largest, largest_model, max_batch
+from jzero.plan.search.planner import Plan, plan
+from jzero.plan.search.recommend import Recommendation
+from jzero.plan.search.row import Row
+from jzero.plan.search.setting import Setting
 
 __all__ = [
     "COMPILE_ONLY_OPTIONS",

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from expected import unexpected
 
-from jzero.plan.collectives import read_collectives
-from jzero.plan.hlo import parse_module
+from jzero.plan.compiled.collectives import read_collectives
+from jzero.plan.compiled.hlo import parse_module
 
 STACKED = [(3, 512, 1024), (1, 1, 512, 2048), (1001, 771)]
 OVER_8 = "replica_groups=[1,8]<=[8], dimensions={0}"

@@ -1,8 +1,8 @@
 """Small scheduled programs, written by hand, for a toy GPU on which every product takes 1 second and every gather 2."""
 
-from jzero.plan.figures import GpuFigures
-from jzero.plan.hlo import Module, parse_module
-from jzero.plan.network import Network
+from jzero.plan.compiled.hlo import Module, parse_module
+from jzero.plan.hardware.figures import GpuFigures
+from jzero.plan.hardware.network import Network
 
 # A product of two 16 x 16 arrays has 8192 flops; a gather of one over 8 devices sends 896 bytes.
 TOY = GpuFigures(

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jzero.plan.pictures.style import PART_COLOURS, legend, new_figure, part_name, percent, setting_name, tag, text
-from jzero.plan.planner import Plan
-from jzero.plan.row import Row
+from jzero.plan.search.planner import Plan
+from jzero.plan.search.row import Row
 from jzero.units import format_bytes
 
 if TYPE_CHECKING:

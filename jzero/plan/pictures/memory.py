@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jzero.plan.memory_use import Holder, MemoryUse
+from jzero.plan.compiled.memory_use import Holder, MemoryUse
 from jzero.plan.pictures.style import PART_COLOURS, legend, new_figure, part_name, percent, tag, text, ticks
 from jzero.units import format_bytes
 

@@ -10,9 +10,9 @@ from jzero.plan.pictures.bars import memory_bars_svg
 from jzero.plan.pictures.memory import memory_over_time_svg
 from jzero.plan.pictures.spans import timeline_svg
 from jzero.plan.pictures.style import colour_rules, setting_name, tag, text
-from jzero.plan.plan_table import plan_view
-from jzero.plan.planner import Plan
-from jzero.plan.row import Row
+from jzero.plan.search.planner import Plan
+from jzero.plan.search.row import Row
+from jzero.plan.tables.plan_table import plan_view
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _COLOURS = {"green": "good", "red": "bad"}  # of the tables

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jzero.plan.owners import readable
+from jzero.plan.compiled.owners import readable
+from jzero.plan.compiled.timeline import Lane, Span, Timeline
 from jzero.plan.pictures.style import SPAN_COLOURS, legend, new_figure, percent, tag, text
-from jzero.plan.timeline import Lane, Span, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

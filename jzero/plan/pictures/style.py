@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import JzeroError
-from jzero.plan.setting import Setting
+from jzero.plan.search.setting import Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

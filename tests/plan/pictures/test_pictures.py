@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jzero.plan.compiled.timeline import Loop, Span, Timeline
 from jzero.plan.pictures import memory_bars, memory_over_time, timeline_figure
 from jzero.plan.pictures.bars import memory_bars_svg
 from jzero.plan.pictures.memory import memory_over_time_svg
 from jzero.plan.pictures.spans import pieces, timeline_svg
 from jzero.plan.pictures.style import PART_COLOURS, SPAN_COLOURS, ticks
-from jzero.plan.timeline import Loop, Span, Timeline
 
 LAYERS = Loop("layers", start=0.1, seconds=0.2, rounds=4)
 TIMELINE = Timeline(

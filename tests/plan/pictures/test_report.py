@@ -12,7 +12,7 @@ from jzero.cli import app
 from jzero.plan import Recommendation
 from jzero.plan.layouts import Layouts, LeafLayout
 from jzero.plan.pictures import report_html
-from jzero.plan.plan_table import plan_view
+from jzero.plan.tables.plan_table import plan_view
 from jzero.units import format_bytes
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,84 @@
+"""Compiles the training step for GPUs that are not there: the very program a cluster would run, from shapes alone."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import optax
+
+from jzero.config import Config
+from jzero.functional import Trainable, functional, model_width
+from jzero.mesh import mesh_for, n_data_shards
+from jzero.plan.compiled.hlo import parse_module
+from jzero.plan.compiled.memory_use import read_memory_use
+from jzero.plan.compiled.program import Program, read_program
+from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+
+
+def compile_step(
+    *,
+    model: Any,
+    loss_fn: Callable,
+    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    sample_batch: Any,
+    gpu: str = "h100-80g",
+    n_gpus: int = 8,
+    gpus_per_node: int = 8,
+    optimizer: optax.GradientTransformation | None = None,
+    trainable: Trainable | Any | None = None,
+    memory_use: bool = False,
+) -> Program:
+    """Compiles one training step for `n_gpus` GPUs without having any; nothing is allocated.
+
+    Args:
+        model: see `jzero.initialize`.
+        loss_fn: see `jzero.initialize`.
+        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`; its world size is `n_gpus`.
+        sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
+        gpu: a name from `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
+        n_gpus: the number of GPUs.
+        gpus_per_node: how many of them share a host.
+        optimizer: see `jzero.initialize`.
+        trainable: see `jzero.initialize`.
+        memory_use: also reads how much memory is taken when, `Program.memory_use`, which the compiler writes to files.
+
+    Returns:
+        The compiled program: `hlo_text` (scheduled), `memory` (bytes per device) and `collectives`.
+
+    Raises:
+        JzeroError: whatever does not fit, in one sentence.
+    """
+    given = Config.load(config)
+    mesh = mesh_for(given, gpu_mesh(gpu, n_gpus, gpus_per_node).devices.flatten().tolist())
+    fns = functional(
+        model=model,
+        loss_fn=loss_fn,
+        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch)),
+        sample_batch=sample_batch,
+        mesh=mesh,
+        optimizer=optimizer,
+        trainable=trainable,
+    )
+    lowered = fns.step.lower(fns.state, fns.batch)
+    if not memory_use:
+        return read_program(_compiled(lowered, COMPILE_ONLY_OPTIONS), mesh)
+    with TemporaryDirectory(prefix="jzero-") as folder:
+        program = read_program(_compiled(lowered, {**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder}), mesh)
+        return replace(program, memory_use=read_memory_use(Path(folder), parse_module(program.hlo_text)))
+
+
+def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
+    """Compiles, if need be with kernels of libraries for all products.
+
+    The tiles that XLA chooses without autotuning do not fit every product, such as one of 6304 rows.
+    """
+    try:
+        return lowered.compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+        return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})

@@ -1,0 +1,1 @@
+"""GPUs, networks and the clusters made of them."""

@@ -1,0 +1,118 @@
+"""The GPUs that a plan is for: how much memory a program may take, and which bytes leave a node."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jzero.mesh import DATA_AXES
+from jzero.plan.compiled.collectives import Collective
+from jzero.plan.compiled.topology import full_nodes
+from jzero.plan.estimate.closed_form import Sent
+from jzero.plan.hardware.figures import GpuFigures, gpu_figures
+from jzero.plan.hardware.network import network
+
+USABLE = 0.92
+"""The share of a GPU's memory that a program can have; CUDA, NCCL and fragmentation take the rest."""
+
+_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes that one GPU sends in a step, by kind of collective.
+
+    Attributes:
+        inside: to GPUs of its own node.
+        across: to other nodes.
+    """
+
+    inside: Mapping[str, int]
+    across: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs of one kind, in equal nodes.
+
+    Attributes:
+        gpu: one of `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
+        n_gpus: GPUs in all.
+        gpus_per_node: GPUs that share a host; a cluster smaller than that is one node.
+        network: what joins the nodes, see `jzero.plan.hardware.network`; by default what such GPUs come with.
+
+    Raises:
+        ConfigError: an unknown GPU or network, or nodes that would not be full.
+
+    Example:
+        >>> cluster = Cluster("h100-80g", 64)
+        >>> cluster.n_nodes, cluster.usable / 1e9, cluster.network
+        (8, 78.147540746, '400gb-ib')
+    """
+
+    gpu: str
+    n_gpus: int
+    gpus_per_node: int = 8
+    network: str = ""
+
+    def __post_init__(self):
+        name = self.network or gpu_figures(self.gpu).network.name
+        object.__setattr__(self, "gpus_per_node", full_nodes(self.n_gpus, self.gpus_per_node))
+        object.__setattr__(self, "network", network(name).name)
+
+    @property
+    def figures(self) -> GpuFigures:
+        """The GPU, with this cluster's network."""
+        return replace(gpu_figures(self.gpu), network=network(self.network), gpus_per_node=self.gpus_per_node)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes there are."""
+        return self.n_gpus // self.gpus_per_node
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one GPU."""
+        return self.figures.memory
+
+    @property
+    def usable(self) -> int:
+        """Bytes of one GPU that a program can have."""
+        return int(USABLE * self.memory)
+
+    def wire(self, sent: Iterable[Sent], mesh_shape: Mapping[str, int]) -> Wire:
+        """Divides what the closed form says is sent.
+
+        Args:
+            sent: from a `ClosedForm`.
+            mesh_shape: sizes of the mesh's axes; neighbours lie along `shard`, and node by node.
+        """
+        return _divided((s.kind, s.n_bytes, *self.group(s.axes, mesh_shape)) for s in sent)
+
+    def group(self, axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
+        """Members of the groups along some axes of a mesh, and how many of the first group's share a node."""
+        grid = np.arange(self.n_gpus).reshape([mesh_shape[a] for a in DATA_AXES])
+        first = grid[tuple(slice(None) if a in axes else 0 for a in DATA_AXES)].ravel()
+        return first.size, max(Counter((first // self.gpus_per_node).tolist()).values())
+
+
+def compiled_wire(collectives: Iterable[Collective]) -> Wire:
+    """Divides what a compiled program sends, see `Cluster.wire`."""
+    return _divided((c.kind, c.wire_bytes * c.executions, c.group_size, c.per_node) for c in collectives)
+
+
+def _divided(sent: Iterable[tuple[str, int, int, int]]) -> Wire:
+    """Kind, bytes, members of a group, and those that share a node -> bytes by kind."""
+    inside, across = Counter[str](), Counter[str]()
+    for kind, n_bytes, group, per_node in sent:
+        if per_node >= group:
+            share = 0.0
+        elif kind in _RINGS:  # they pass the nodes in rings, whose members share what leaves a node
+            share = 1 / per_node
+        else:
+            share = (group - per_node) / (group - 1)
+        leaves = round(n_bytes * share)
+        inside[kind] += n_bytes - leaves
+        across[kind] += leaves
+    return Wire({k: n for k, n in inside.items() if n}, {k: n for k, n in across.items() if n})

@@ -1,7 +1,8 @@
 """Times jzero's stages on 8 simulated CPU devices against hand-written steps of the same model, and prints ratios.
 
-All programs run in one process, a step of each in turn, so that noise on the machine meets all alike; medians are
-compared.
+All programs run in one process, a step of each in turn, in the opposite order every other round, so that noise on the
+machine and what ran just before meet all alike. Ratios are medians over the rounds; the last column is the same of
+processor time, which other work on the machine disturbs less.
 
     python benchmarks/cpu_mesh.py --rounds 20
 """
@@ -82,28 +83,37 @@ def main() -> None:
         )
         runs = programs(subject)
         tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, (ROWS, SEQ_LEN + 1), dtype=np.int32)
-        times = {name: [] for name in runs}
+        clocks = {"wall": time.perf_counter, "processor": time.process_time}
+        times = {clock: {name: [] for name in runs} for clock in clocks}
         for round_ in track(range(-2, args.rounds), description=f"{form}", console=console):
-            for name, run in runs.items():
-                start = time.perf_counter()
+            for name, run in list(runs.items())[:: 1 if round_ % 2 else -1]:
+                started = {clock: now() for clock, now in clocks.items()}
                 run(tokens)
-                if round_ >= 0:  # the first two compile and warm up
-                    times[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(t) for name, t in times.items()}
-        ratios = {name: medians[name] / medians[peer] for name, peer in PEER_OF.items()}
-        results[form] = {"seconds": medians, "ratio_to_peer": ratios}
+                for clock, now in clocks.items():
+                    if round_ >= 0:  # the first two compile and warm up
+                        times[clock][name].append(now() - started[clock])
+        results[form] = {"seconds": {name: statistics.median(t) for name, t in times["wall"].items()}} | {
+            f"{clock}_ratio_to_peer": {name: _ratio(taken[name], taken[peer]) for name, peer in PEER_OF.items()}
+            for clock, taken in times.items()
+        }
     print(json.dumps(results, indent=2)) if args.json else Console().print(table(results))
+
+
+def _ratio(some: list[float], others: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
 
 def table(results: dict) -> Table:
     """One row per program and form."""
     out = Table(title=f"Step time on 8 simulated devices, {jax.__version__=}, medians")
-    for heading in ("layers", "program", "milliseconds", "against", "ratio"):
-        out.add_column(heading, justify="right" if heading in ("milliseconds", "ratio") else "left")
+    numbers = ("milliseconds", "ratio", "processor time")
+    for heading in ("layers", "program", "milliseconds", "against", "ratio", "processor time"):
+        out.add_column(heading, justify="right" if heading in numbers else "left")
     for form, result in results.items():
         for name, seconds in result["seconds"].items():
-            ratio = result["ratio_to_peer"].get(name)
-            out.add_row(form, name, f"{1e3 * seconds:.1f}", PEER_OF.get(name, ""), f"{ratio:.3f}" if ratio else "")
+            ratios = [result[f"{clock}_ratio_to_peer"].get(name) for clock in ("wall", "processor")]
+            shown = [f"{ratio:.3f}" if ratio else "" for ratio in ratios]
+            out.add_row(form, name, f"{1e3 * seconds:.1f}", PEER_OF.get(name, ""), *shown)
         out.add_section()
     return out
 

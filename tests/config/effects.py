@@ -70,7 +70,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_a_ratio_keeps_the_smaller_part_on_the_device": "zero_optimization.offload_optimizer.ratio",
         "test_sub_group_size_bounds_a_piece": "zero_optimization.sub_group_size",
     },
-    "tests/plan/test_auto.py": {
+    "tests/plan/search/test_auto.py": {
         "test_less_memory_takes_a_higher_stage": "zero_optimization.stage",
         "test_the_micro_batch_shrinks_until_it_fits_and_the_batch_stays": "train_micro_batch_size_per_gpu",
     },

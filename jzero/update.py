@@ -1,5 +1,6 @@
 """The last part of a step: clip the gradients and update the parameters, on global arrays."""
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -60,16 +61,20 @@ def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Arr
     the old one.
     """
     jaxpr = program.jaxpr
-    olds = {v: old for v, old in zip(jaxpr.outvars, operands, strict=False) if not isinstance(v, jex_core.Literal)}
+    outputs = list(zip(jaxpr.outvars, operands, strict=False))
+    times_put_out = Counter(v for v, _ in outputs if not isinstance(v, jex_core.Literal))
+    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    # A value that is put out twice replaces two old ones, so that it cannot be either of them before the end.
+    early = {
+        v: old for v, old in outputs if not isinstance(v, jex_core.Literal) and v in made and times_put_out[v] == 1
+    }
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
     read = lambda v: v.val if isinstance(v, jex_core.Literal) else values[v]
     for eqn in jaxpr.eqns:
         for v, new in zip(eqn.outvars, compat.bind(eqn, [read(v) for v in eqn.invars]), strict=True):
-            values[v] = keep(new, olds[v], finite) if v in olds else new
-    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
-    is_kept = lambda v, old: not isinstance(v, jex_core.Literal) and (v in made or read(v) is old)
-    pairs = zip(jaxpr.outvars, operands, strict=False)
-    return [read(v) if is_kept(v, old) else keep(read(v), old, finite) for v, old in pairs]
+            values[v] = keep(new, early[v], finite) if v in early else new
+    is_kept = lambda v, old: read(v) is old or (not isinstance(v, jex_core.Literal) and v in early)
+    return [read(v) if is_kept(v, old) else keep(read(v), old, finite) for v, old in outputs]
 
 
 def update_from_host(

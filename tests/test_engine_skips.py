@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jzero import compat
 from jzero.errors import LossScaleError, SkippedStepsError
+from jzero.update import _kept_early
 from tests.helpers import batches, build, host, squared_error
 
 WIDTH = 1032  # so that a kernel of 16 rows is large enough to be divided at every stage
@@ -171,3 +173,10 @@ def test_gradients_beyond_fp16_overflow_only_in_fp16():
     culprit = found.pop("fp16")
     assert culprit == "step 1 was skipped: the gradient of linear.bias overflows at loss scale 256"
     assert found == {"fp32": None, "bf16": None}
+
+
+@pytest.mark.parametrize(("finite", "expected"), [(False, [1, 2]), (True, [3, 3])])
+def test_two_states_that_would_get_one_value_keep_their_own(finite, expected):
+    state, grads = [jnp.float32(1), jnp.float32(2)], jnp.ones(3)
+    program, _ = compat.trace(lambda state, grads: [jnp.sum(grads)] * 2, state, grads)
+    assert _kept_early(program, [*state, grads], jnp.asarray(finite)) == expected

@@ -25,7 +25,7 @@ from jzero.errors import (
     SkippedStepsError,
 )
 from jzero.explain import Explanation, explain
-from jzero.functional import Functional, Trainable, functional, model_width
+from jzero.functional import Functional, Trainable, adapted, functional, model_width
 from jzero.health import why_skipped
 from jzero.layout import path_name
 from jzero.mesh import DATA_AXES, mesh_for, n_data_shards
@@ -99,7 +99,8 @@ def initialize(
         trainable=trainable,
     )
     mesh = mesh_for(given) if mesh is None else mesh
-    resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch))
+    model = adapted(model, loss_fn, given)
+    resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch))
     _agree_over_processes(resolved, seed)
     fns = functional(
         model=model,

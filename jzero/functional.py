@@ -99,7 +99,7 @@ def functional(
     """Builds the functional layer.
 
     Args:
-        model: a Linen module, or a function `rngs -> NNX module`.
+        model: see `jzero.model.adapt`; or what `adapted` gave, which is traced anew only for new shapes.
         loss_fn: see `jzero.model.adapt`.
         config: a resolved configuration.
         sample_batch: a pytree whose leaves have leading dimension `train_batch_size`; only shapes and dtypes are read.
@@ -121,7 +121,7 @@ def functional(
     plan, dtypes = stage_plan(config.zero_optimization.stage), precision(config)
     batch = _batch_shapes(sample_batch, config, mesh)
     local_batch = _local_shapes(batch, n_data_shards(mesh))
-    pure_model = _recomputing(model, loss_fn, config)
+    pure_model = adapted(model, loss_fn, config)
     params, model_state = _abstract_model(pure_model, dtypes, local_batch)
     mask = _trainable_mask(params, trainable)
     dtypes.check(params)
@@ -239,29 +239,36 @@ def functional(
     )
 
 
-def model_width(model: Any, loss_fn: Callable, sample_batch: Any) -> int | None:
+def adapted(model: Any, loss_fn: Callable, config: Config) -> Model:
+    """The model and its loss as pure functions, with what the configuration says of rematerialisation.
+
+    Args:
+        model: see `functional`; what this function gave comes back as it is.
+        loss_fn: see `functional`.
+        config: resolved or not.
+    """
+    if isinstance(model, Model):
+        return model
+    if config.jzero.remat:
+        model = remat(model, config.jzero.remat.modules, config.jzero.remat.policy)
+    pure = adapt(model, loss_fn)
+    offloads = config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing
+    # Under `jit` so that a loss is traced once for the search for loops, the step, and every setting of a plan.
+    return pure._replace(apply=jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4))
+
+
+def model_width(model: Model, sample_batch: Any) -> int | None:
     """The width of a model, which `"auto"` sizes of buckets derive from; None if it has no matrices.
 
     Args:
-        model: see `functional`.
-        loss_fn: see `functional`.
+        model: from `adapted`.
         sample_batch: see `functional`; the model is traced with its shapes.
     """
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), sample_batch
     )
-    params, _ = jax.eval_shape(adapt(model, loss_fn).init, jax.eval_shape(jax.random.key, 0), batch)
+    params, _ = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), batch)
     return hidden_size_of(x.shape for x in jax.tree.leaves(params))
-
-
-def _recomputing(model: Any, loss_fn: Callable, config: Config) -> Model:
-    """The model with what the configuration says of rematerialisation."""
-    if config.jzero.remat:
-        model = remat(model, config.jzero.remat.modules, config.jzero.remat.policy)
-    pure_model = adapt(model, loss_fn)
-    if config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing:
-        return pure_model._replace(apply=inputs_on_host(pure_model.apply))
-    return pure_model
 
 
 def _batch_shapes(sample_batch: Any, config: Config, mesh: Mesh) -> Any:

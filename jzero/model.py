@@ -161,20 +161,26 @@ def _nnx(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
         return _with_arrays_as_data(module)
 
     kinds = (nnx.Param, nnx.RngState, ...)
-    # Split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.
     aliases: dict[str, str] = {}
+    graphdefs: list[Any] = []
 
-    def described():
-        module = make(nnx.Rngs(0))
+    # Making a module is slow to trace, so that it is traced once for whatever needs its shapes or its values. It is
+    # split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.
+    @jax.jit
+    def parts(key):
+        module = make(nnx.Rngs(key))
         aliases.update(tied_names(module))
-        return nnx.split(module, *kinds)
+        graphdef, *states = nnx.split(module, *kinds)
+        graphdefs[:] = [graphdef]
+        return states
 
-    graphdef, *shapes = jax.eval_shape(described)
+    shapes = jax.eval_shape(parts, jax.eval_shape(jax.random.key, 0))
+    (graphdef,) = graphdefs
     as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
     streams_shapes = jax.tree.leaves(shapes[1])
 
     def init(key, batch):
-        _, params, _, rest = nnx.split(make(nnx.Rngs(key)), *kinds)
+        params, _, rest = parts(key)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
     def fresh_streams(key):

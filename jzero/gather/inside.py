@@ -5,7 +5,7 @@ equation needs them, so that casts and rearrangements still come last; what has 
 hand. Only a loop over stacked parameters goes on gathering by itself, layer by layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,11 @@ from jax.extend.core import primitives
 
 from jzero import compat
 from jzero.collectives import Wire
+from jzero.gather.alike import alike
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.products import apply_primitive
-from jzero.gather.pullback import Operands, is_inexact, recomputing_pullback, saving_pullback
+from jzero.gather.pullback import Operands, Pullback, is_inexact, recomputing_pullback, saving_pullback
 from jzero.gather.regions import remat_regions
 from jzero.gather.units import Unit
 from jzero.gather.walk import stacked_operands, walk
@@ -139,19 +140,33 @@ def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wir
     return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), wire)
 
 
-def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
+def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire, known: dict[Hashable, Pullback]) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
         eqn: the equation.
         operands: `Lazy` where the operand is a parameter; for data, whether a gradient may flow to it.
         wire: how gradients travel.
+        known: computations of units made before, which those alike share; this one's is added.
     """
     forms, passed = _needs(eqn, operands)
     is_region = eqn.primitive is primitives.remat_p
     offloads = is_region and eqn.params["policy"] is OFFLOAD
     if not forms and not offloads:
         return None
+    lazies = [x for x in operands if isinstance(x, Lazy)]
+    # What a loop inside gathers is called by its own name, so that no other unit can have the same computation.
+    names = [x.name for x in lazies if x.leaf in passed and not x.is_whole]
+    key = (alike(eqn, operands), *names)
+    if key not in known:
+        known[key] = _pullback(eqn, operands, forms, passed, wire)
+    name = "checkpoint" if is_region else eqn.primitive.name
+    return Unit(name, tuple(forms), tuple(passed), known[key], offloads)
+
+
+def _pullback(eqn: Any, operands: Sequence[Any], forms: list[Lazy], passed: list[int], wire: Wire) -> Pullback:
+    """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
+    is_region = eqn.primitive is primitives.remat_p
     lazies = [x for x in operands if isinstance(x, Lazy)]
     trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
     parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf)) for leaf in passed}
@@ -169,14 +184,11 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire) -> Unit | None:
     ]
     moving += [moves for _, moves in data]
     taken = Operands(shapes, trainable, others, moving)
-    if offloads or (is_region and eqn.params["policy"] is None):
-        pullback = recomputing_pullback(compute, taken, out_shapes)
-    else:
-        if is_region:
-            compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
-        pullback = saving_pullback(compute, taken, recomputes=is_region)
-    name = "checkpoint" if is_region else eqn.primitive.name
-    return Unit(name, tuple(forms), tuple(passed), pullback, offloads)
+    if is_region and eqn.params["policy"] in (None, OFFLOAD):
+        return recomputing_pullback(compute, taken, out_shapes)
+    if is_region:
+        compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
+    return saving_pullback(compute, taken, recomputes=is_region)
 
 
 def identity_unit(value: Lazy) -> Unit:

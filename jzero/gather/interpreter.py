@@ -7,7 +7,7 @@ not understand is gathered in front of its use: slower, never wrong.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from jzero.collectives import Wire
 from jzero.gather.inside import Inside, identity_unit, make_unit
 from jzero.gather.lazy import Lazy, Parts
 from jzero.gather.lookahead import Fence, Limits, look_ahead
-from jzero.gather.pullback import is_inexact
+from jzero.gather.pullback import Pullback, is_inexact
 from jzero.gather.units import Link, Schedule, Unit, on_its_own, run_unit
 from jzero.gather.walk import walk
 from jzero.layout import path_name
@@ -129,12 +129,14 @@ class _Plan:
         steps: the units and fences in order.
         found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
             `steps`; None if it gathers nothing itself.
+        known: the computations of units, by what `alike` says of them.
         wire: how gradients travel.
     """
 
     def __init__(self, wire: Wire):
         self.steps: list[Unit | Fence] = []
         self.found: list[int | None] = []
+        self.known: dict[Hashable, Pullback] = {}
         self.wire = wire
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -155,7 +157,7 @@ class _Plan:
         self._note(None if value.is_whole else identity_unit(value))
 
     def _unit(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        self._note(make_unit(eqn, operands, self.wire))
+        self._note(make_unit(eqn, operands, self.wire, self.known))
         flows = any(x.trainable if isinstance(x, Lazy) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 

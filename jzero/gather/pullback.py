@@ -108,8 +108,10 @@ def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool, n_gat
 
 def recomputing_pullback(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> Pullback:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
+    fn = jax.jit(fn)  # units that are alike share its trace, and that of its gradient
     movers = _Movers(fn, operands)
 
+    @jax.jit
     def backward(full, kept, cotangents):
         return movers.pull(movers.vjp(full, kept)[1], cotangents)
 

@@ -5,7 +5,7 @@ import pytest
 
 import jzero
 from jzero.config.auto import hidden_size_of
-from jzero.functional import model_width
+from jzero.functional import adapted, model_width
 from jzero.models import build
 from tests import helpers
 
@@ -52,7 +52,8 @@ def test_the_width_of_every_family_is_found(spec):
     batch = {"tokens": np.zeros((2, 13), np.int32)}
     if spec["family"] == "vit":
         batch = {"image": np.zeros((2, 16, 16, 3), np.float32), "label": np.zeros(2, np.int32)}
-    assert model_width(built.factory, built.loss_fn, batch) == built.hidden_size == 32
+    model = adapted(built.factory, built.loss_fn, jzero.Config.load({"train_batch_size": 2}))
+    assert model_width(model, batch) == built.hidden_size == 32
 
 
 def test_auto_sizes_follow_from_the_model_that_is_trained():

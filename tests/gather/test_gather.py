@@ -73,6 +73,12 @@ def rearranged(p, x):
     return sum((x @ w[i].astype(jnp.float32)).mean() * (i + 1) for i in range(2))
 
 
+def blocks_alike_but_for_a_constant(p, x):
+    for w, offset in zip((p["a"], p["b"], p["a"]), (0.0, 1.0, 0.0), strict=True):
+        x = jax.checkpoint(lambda w, x, offset=offset: jnp.tanh(x @ w + offset + jnp.arange(D, dtype=x.dtype) * offset))(w, x)
+    return (x**2).mean()
+
+
 def convolution(p, x):
     image = x.reshape(-1, 4, 6, 1)
     y = jax.lax.conv_general_dilated(image, p, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -121,6 +127,7 @@ CASES = {
     "cond": (branches, {"a": normal(0, D, D), "b": normal(1, D, D)}),
     "fori_loop": (counted_loop, normal(0, D, D)),
     "rearranged": (rearranged, {"a": normal(0, D, 2 * D)}),
+    "blocks alike but for a constant": (blocks_alike_but_for_a_constant, {"a": normal(0, D, D), "b": normal(1, D, D)}),
     "convolution": (convolution, normal(0, 3, 3, 1, 16)),
     "weight normalisation": (normalised_weight, {"g": normal(0, D), "v": normal(1, D, D)}),
     "gradient penalty": (gradient_penalty, normal(0, D, D)),

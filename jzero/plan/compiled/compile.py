@@ -11,7 +11,7 @@ import jax
 import optax
 
 from jzero.config import Config
-from jzero.functional import Trainable, functional, model_width
+from jzero.functional import Trainable, adapted, functional, model_width
 from jzero.mesh import mesh_for, n_data_shards
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
@@ -53,11 +53,12 @@ def compile_step(
         JzeroError: whatever does not fit, in one sentence.
     """
     given = Config.load(config)
+    model = adapted(model, loss_fn, given)
     mesh = mesh_for(given, gpu_mesh(gpu, n_gpus, gpus_per_node).devices.flatten().tolist())
     fns = functional(
         model=model,
         loss_fn=loss_fn,
-        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, loss_fn, sample_batch)),
+        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch)),
         sample_batch=sample_batch,
         mesh=mesh,
         optimizer=optimizer,

@@ -3,6 +3,8 @@
 Loops and branches stay one operation each.
 """
 
+import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,13 +63,18 @@ class Op:
 
 def value_of(aval: Any) -> Value:
     """The value of an abstract array; what is no array, such as a token, has no bytes."""
+    return Value(*_described(aval))
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(aval: Any) -> tuple[str, int, bool]:
     shape = getattr(aval, "shape", None)
     if shape is None:
-        return Value(str(aval), 0)
+        return str(aval), 0, False
     is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-    n_bytes = int(np.prod(shape, dtype=np.int64)) * (8 if is_key else jnp.dtype(aval.dtype).itemsize)
+    n_bytes = math.prod(shape) * (8 if is_key else jnp.dtype(aval.dtype).itemsize)
     on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-    return Value(f"{aval.dtype}{tuple(shape)}", n_bytes, on_host)
+    return f"{aval.dtype}{tuple(shape)}", n_bytes, on_host
 
 
 def flatten(program: Any) -> tuple[list[Value], list[Op], list[Value]]:
@@ -95,6 +102,7 @@ class _Flattener:
         self.ops: list[Op] = []
         self.literals: dict[Any, Value] = {}
         self.made: dict[Any, list[Value]] = {}
+        self.params: dict[int, str] = {}
 
     def walk(self, program: Any, inputs: list[Value]) -> list[Value]:
         jaxpr, _ = compat.subprogram(program)
@@ -115,7 +123,9 @@ class _Flattener:
             return [self._literal(aval, np.asarray(ins[0].literal).astype(aval.dtype).item())]
         if name in _NEVER_MERGED:
             return self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
-        key = (name, tuple(map(id, ins)), repr(sorted((k, str(p)) for k, p in params.items())))
+        if id(eqn) not in self.params:  # equations of calls come by once for each
+            self.params[id(eqn)] = repr(sorted((k, str(p)) for k, p in params.items()))
+        key = (name, tuple(map(id, ins)), self.params[id(eqn)])
         if key not in self.made:
             self.made[key] = self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
         return self.made[key]
@@ -129,4 +139,4 @@ class _Flattener:
     def _literal(self, aval: Any, number: Any) -> Value:
         value = value_of(aval)
         value.literal = number
-        return self.literals.setdefault((value.shape, repr(number)), value)
+        return self.literals.setdefault((value.shape, np.asarray(number).astype(aval.dtype).tobytes()), value)

@@ -14,7 +14,7 @@ from jzero.config.auto import STAGE
 from jzero.config.batch import NAMES
 from jzero.config.scalars import is_auto
 from jzero.errors import JzeroError
-from jzero.functional import Trainable, model_width
+from jzero.functional import Trainable, adapted, model_width
 from jzero.plan.compiled.compile import compile_step
 from jzero.plan.estimate.closed_form import abstract_functional
 from jzero.plan.hardware.cluster import Cluster
@@ -29,8 +29,8 @@ class Workload:
     Attributes:
         cluster: the GPUs.
         config: as given, but for its stage, which is a number; may hold `"auto"`.
-        model: see `jzero.initialize`.
-        rematerialised: the same model with rematerialised blocks; None if there is none.
+        model: see `jzero.initialize`; adapted when the workload is made, so that all settings share one trace of it.
+        rematerialised: the same model with rematerialised blocks, likewise; None if there is none.
         arguments: what `"auto"` is filled from.
         hidden_size: the model's width; read off the parameters if None.
         rest: `loss_fn`, `sample_batch`, `optimizer` and `trainable`, as `jzero.initialize` takes them.
@@ -45,6 +45,11 @@ class Workload:
     hidden_size: int | None
     rest: Mapping[str, Any]
     memory_use: bool = False
+
+    def __post_init__(self) -> None:
+        adapt = lambda model: adapted(model, self.rest["loss_fn"], self.config)
+        object.__setattr__(self, "model", adapt(self.model))
+        object.__setattr__(self, "rematerialised", self.rematerialised and adapt(self.rematerialised))
 
     def as_given(self) -> Setting:
         """What the configuration says."""
@@ -107,7 +112,7 @@ class Workload:
 
     def _resolved(self, config: Config, arguments: TrainingArguments | None) -> Config:
         # A schedule may need the number of steps, which nobody knows here, and takes no memory.
-        width = self.hidden_size or (lambda: model_width(self.model, self.rest["loss_fn"], self.rest["sample_batch"]))
+        width = self.hidden_size or (lambda: model_width(self.model, self.rest["sample_batch"]))
         return config.model_copy(update={"scheduler": None}).resolve(
             world=self.cluster.n_gpus, training_arguments=arguments, hidden_size=width
         )

@@ -1,6 +1,6 @@
 """Times jzero's stages on 8 simulated CPU devices against hand-written steps of the same model, and prints ratios.
 
-All programs run in one process, a step of each in turn, in the opposite order every other round, so that noise on the
+All programs run in one process, a step of each in every round, in another random order each time, so that noise on the
 machine and what ran just before meet all alike. Ratios are medians over the rounds; the last column is the same of
 processor time, which other work on the machine disturbs less.
 
@@ -83,10 +83,12 @@ def main() -> None:
         )
         runs = programs(subject)
         tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, (ROWS, SEQ_LEN + 1), dtype=np.int32)
+        order = np.random.default_rng(1)
         clocks = {"wall": time.perf_counter, "processor": time.process_time}
         times = {clock: {name: [] for name in runs} for clock in clocks}
         for round_ in track(range(-2, args.rounds), description=f"{form}", console=console):
-            for name, run in list(runs.items())[:: 1 if round_ % 2 else -1]:
+            for name in order.permutation(list(runs)):
+                run = runs[name]
                 started = {clock: now() for clock, now in clocks.items()}
                 run(tokens)
                 for clock, now in clocks.items():

@@ -22,12 +22,12 @@ from jzero.gather import scanned_dims
 from jzero.gather.regions import inputs_on_host
 from jzero.layout import SMALL_LEAF_ELEMENTS, Placement, path_name, place_all
 from jzero.loss_scale import init_loss_scale
-from jzero.mesh import DATA_AXES, n_data_shards, shard_over_data
+from jzero.mesh import DATA_AXES, n_data_shards, platform, shard_over_data
 from jzero.model import Model, adapt
 from jzero.offload.budget import Budget, budget
 from jzero.offload.nvme.divide import Division, Pending, divide
 from jzero.offload.residence import residence
-from jzero.offload.stream import PIECE_ELEMENTS
+from jzero.offload.stream import largest_piece
 from jzero.offload.update import plan_update
 from jzero.optim import build_optimizer
 from jzero.precision import Precision, precision
@@ -136,7 +136,7 @@ def functional(
         undividable=scanned,
         even_alone=config.zero_optimization.offloads_params or config.zero_optimization.swaps_optimizer,
     )
-    lives = residence(config, plan, placements, mask, PIECE_ELEMENTS)
+    lives = residence(config, plan, placements, mask, largest_piece(platform(mesh)))
     trained, _ = split(params, mask)
     momentum = None
     if optimizer is None:

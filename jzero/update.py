@@ -137,7 +137,7 @@ def update_beside_files(
 
 def keep(new: Any, old: Any, finite: jax.Array) -> Any:
     """Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike."""
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+    return jax.tree.map(lambda new, old: jax.lax.select(finite, new, old), new, old)
 
 
 def _clip_divisor(norm: jax.Array, max_norm: float) -> jax.Array | None:

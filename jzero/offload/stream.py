@@ -5,6 +5,7 @@ and overwrites in place what it has read, so that neither memory holds it twice.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,16 @@ from jzero.offload.memory import is_on_host, to_device, to_host
 
 PIECE_ELEMENTS = 2**24
 """Elements of a parameter that are on the device at once: 64 MiB in fp32, enough to use all of a PCIe link."""
+
+
+def largest_piece(platform: str) -> int:
+    """The most elements that are on a device at once. Where both memories are one, as on CPUs, there is no bound:
+    pieces would save nothing, and XLA copies the whole array for each.
+
+    >>> largest_piece("gpu") < largest_piece("cpu")
+    True
+    """
+    return sys.maxsize if platform == "cpu" else PIECE_ELEMENTS
 
 
 def rows_of(shape: tuple[int, ...], piece_elements: int = PIECE_ELEMENTS) -> tuple[int, int, int]:

@@ -74,8 +74,11 @@ def rearranged(p, x):
 
 
 def blocks_alike_but_for_a_constant(p, x):
+    def block(w, x, offset):
+        return jnp.tanh(x @ w + offset * jnp.arange(D, dtype=x.dtype))
+
     for w, offset in zip((p["a"], p["b"], p["a"]), (0.0, 1.0, 0.0), strict=True):
-        x = jax.checkpoint(lambda w, x, offset=offset: jnp.tanh(x @ w + offset + jnp.arange(D, dtype=x.dtype) * offset))(w, x)
+        x = jax.checkpoint(functools.partial(block, offset=offset))(w, x)
     return (x**2).mean()
 
 

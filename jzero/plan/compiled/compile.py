@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from jzero.config import Config
 from jzero.functional import Trainable, adapted, functional, model_width
@@ -17,6 +18,7 @@ from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
 from jzero.plan.compiled.program import Program, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.garbage import collection_put_off
 
 
 def compile_step(
@@ -53,23 +55,30 @@ def compile_step(
         JzeroError: whatever does not fit, in one sentence.
     """
     given = Config.load(config)
-    model = adapted(model, loss_fn, given)
     mesh = mesh_for(given, gpu_mesh(gpu, n_gpus, gpus_per_node).devices.flatten().tolist())
-    fns = functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch)),
-        sample_batch=sample_batch,
-        mesh=mesh,
-        optimizer=optimizer,
-        trainable=trainable,
-    )
-    lowered = fns.step.lower(fns.state, fns.batch)
+    lowered = _lowered(mesh, given, model, loss_fn, sample_batch, optimizer=optimizer, trainable=trainable)
     if not memory_use:
         return read_program(_compiled(lowered, COMPILE_ONLY_OPTIONS), mesh)
     with TemporaryDirectory(prefix="jzero-") as folder:
         program = read_program(_compiled(lowered, {**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder}), mesh)
         return replace(program, memory_use=read_memory_use(Path(folder), parse_module(program.hlo_text)))
+
+
+@collection_put_off()
+def _lowered(
+    mesh: Mesh, config: Config, model: Any, loss_fn: Callable, sample_batch: Any, **options: Any
+) -> jax.stages.Lowered:
+    """The traced step, as the compiler takes it."""
+    model = adapted(model, loss_fn, config)
+    fns = functional(
+        model=model,
+        loss_fn=loss_fn,
+        config=config.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch)),
+        sample_batch=sample_batch,
+        mesh=mesh,
+        **options,
+    )
+    return fns.step.lower(fns.state, fns.batch)
 
 
 def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:

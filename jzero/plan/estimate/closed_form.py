@@ -35,6 +35,7 @@ from jzero.offload.update import IN_FLIGHT
 from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
+from jzero.plan.garbage import collection_put_off
 from jzero.recipe import Recipe
 from jzero.stages import Gather, StagePlan
 from jzero.state import is_placement
@@ -127,6 +128,7 @@ class ClosedForm:
         return table
 
 
+@collection_put_off()
 def estimate_step(
     *,
     model: Any,
@@ -270,9 +272,11 @@ def _streamed(recipe: Recipe) -> int:
     """Of the state that passes through from host memory, what is under way at once: gradients, moments, parameters."""
     if recipe.update_plan is None:
         return 0
-    most = 0
+    most, in_one_memory = 0, platform(recipe.mesh) == "cpu"
     for leaf in recipe.update_plan.leaves:
         shard = math.prod(leaf.placement.shard_shape)
+        if in_one_memory and shard <= recipe.residence.piece_elements:
+            continue  # updated where it lies
         n_elements = min(shard, recipe.residence.piece_elements) if leaf.in_pieces else shard
         most = max(most, 4 * n_elements * len(leaf.inputs))
     return IN_FLIGHT * most

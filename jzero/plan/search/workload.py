@@ -17,6 +17,7 @@ from jzero.errors import JzeroError
 from jzero.functional import Trainable, adapted, model_width
 from jzero.plan.compiled.compile import compile_step
 from jzero.plan.estimate.closed_form import abstract_functional
+from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
 from jzero.plan.search.setting import Setting, with_setting
@@ -46,6 +47,7 @@ class Workload:
     rest: Mapping[str, Any]
     memory_use: bool = False
 
+    @collection_put_off()
     def __post_init__(self) -> None:
         adapt = lambda model: adapted(model, self.rest["loss_fn"], self.config)
         object.__setattr__(self, "model", adapt(self.model))
@@ -63,6 +65,7 @@ class Workload:
             resolved.gradient_accumulation_steps,
         )
 
+    @collection_put_off()
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
         functional = abstract_functional(n_gpus=self.cluster.n_gpus, **self._with(setting, batch))

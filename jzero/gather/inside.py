@@ -5,7 +5,7 @@ equation needs them, so that casts and rearrangements still come last; what has 
 hand. Only a loop over stacked parameters goes on gathering by itself, layer by layer.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ class Inside:
 
     def __init__(self, full: Mapping[Lazy, jax.Array], arrays: Mapping[int, Parts], wire: Wire):
         self.full, self.arrays, self.wire = full, arrays, wire
+        self.regions: dict[Hashable, Callable] = {}
 
     def value(self, x: Any) -> Any:
         """The full array of an operand."""
@@ -58,13 +59,16 @@ class Inside:
     def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """A `jax.checkpoint` region; its policy stays, except that it can never save what a loop inside gathers."""
         forms, passed = _needs(eqn, operands)
-        data = [x for x in operands if not isinstance(x, Lazy)]
 
         def body(full, parts, data):
-            return _evaluate(eqn, operands, dict(zip(forms, full, strict=True)), dict(parts), data, self.wire)
+            full, parts = dict(zip(forms, full, strict=True)), dict(zip(passed, parts, strict=True))
+            return _evaluate(eqn, operands, full, parts, data, self.wire)
 
-        remat = jax.checkpoint(body, policy=_policy(eqn), prevent_cse=eqn.params["prevent_cse"])
-        return remat([self.full[f] for f in forms], {leaf: self.arrays[leaf] for leaf in passed}, data)
+        key = _computation(eqn, operands, passed)
+        if key not in self.regions:
+            self.regions[key] = jax.checkpoint(body, policy=_policy(eqn), prevent_cse=eqn.params["prevent_cse"])
+        data = [x for x in operands if not isinstance(x, Lazy)]
+        return self.regions[key]([self.full[f] for f in forms], [self.arrays[leaf] for leaf in passed], data)
 
     def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
@@ -154,14 +158,18 @@ def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire, known: dict[Hashabl
     offloads = is_region and eqn.params["policy"] is OFFLOAD
     if not forms and not offloads:
         return None
-    lazies = [x for x in operands if isinstance(x, Lazy)]
-    # What a loop inside gathers is called by its own name, so that no other unit can have the same computation.
-    names = [x.name for x in lazies if x.leaf in passed and not x.is_whole]
-    key = (alike(eqn, operands), *names)
+    key = _computation(eqn, operands, passed)
     if key not in known:
         known[key] = _pullback(eqn, operands, forms, passed, wire)
     name = "checkpoint" if is_region else eqn.primitive.name
     return Unit(name, tuple(forms), tuple(passed), known[key], offloads)
+
+
+def _computation(eqn: Any, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
+    """Equal for equations that may share their computation."""
+    # What a loop inside gathers is called by its own name, so that nothing else can have the same computation.
+    names = [x.name for x in operands if isinstance(x, Lazy) and x.leaf in passed and not x.is_whole]
+    return alike(eqn, operands), *names
 
 
 def _pullback(eqn: Any, operands: Sequence[Any], forms: list[Lazy], passed: list[int], wire: Wire) -> Pullback:

@@ -6,7 +6,7 @@ GPUs that are not there, use it directly. Building it runs nothing on the device
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jzero.loss_scale import init_loss_scale
 from jzero.mesh import DATA_AXES, n_data_shards, platform, shard_over_data
 from jzero.model import Model, adapt
 from jzero.offload.budget import Budget, budget
+from jzero.offload.memory import sharding
 from jzero.offload.nvme.divide import Division, Pending, divide
 from jzero.offload.residence import residence
 from jzero.offload.stream import largest_piece
@@ -205,9 +206,10 @@ def functional(
     if lives.in_files:
         assert update_plan is not None
         division = divide(update_plan, whole_state, mask, casts)
-        abstract_state = division.abstract(stored(state_placements, true_state, mesh))
+        on_host = replace(on_device, params=lives.on_host if lives.at_use else on_device.params)
+        abstract_state = division.abstract(stored(state_placements, true_state, mesh, on_host))
         at = jax.tree.map(lambda x: x.sharding, abstract_state)
-        left = [NamedSharding(mesh, p.spec) for p in division.placements]
+        left = [sharding(mesh, p.spec, on_host=lives.at_use) for p in division.placements]
         outputs = (division.without(at), everywhere, Pending(left, *[everywhere] * 3))  # pyright: ignore
         init = lambda *given: division.on_devices(init_state(*given))
     options = compiler_options(mesh, config, dtypes, _layer_size(placements, scanned))
@@ -226,7 +228,7 @@ def functional(
         scanned=scanned,
         host_budget=budget(
             abstract_state,
-            on_device.params if lives.in_files else lives.on_host,
+            on_host.params,
             placements,
             at_use=lives.at_use,
             n_micro=config.gradient_accumulation_steps,

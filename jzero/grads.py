@@ -123,15 +123,17 @@ def compute_params(recipe: Recipe, params_sharded: Any, lasting: Any, *, train: 
             params_sharded, wholes = wholes, None
             placements = jax.tree.map(lambda p: Placement(p.shape), placements, is_leaf=is_placement)
             casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
-    elif recipe.residence.is_used and not recipe.residence.at_use:
+    elif recipe.residence.in_files or (recipe.residence.is_used and not recipe.residence.at_use):
         # Fetched from the host for the whole step: what stays is the copy that computes. With files that is what lasts.
         # The gradient of a whole leaf is taken of what is used, so that it must be the leaf itself.
         ready = jax.tree.map(
-            lambda place, host, shard, cast: (
-                shard.astype(cast[-1]) if host and cast and place.dim is not None else None
+            lambda place, moved, lasts, cast: (
+                (lasts if lasts.dtype == cast[-1] else lasts.astype(cast[-1]))
+                if moved and cast and place.dim is not None
+                else None
             ),
             recipe.placements,
-            recipe.residence.on_host,
+            _moved(recipe),
             lasting,
             casts,
             is_leaf=is_placement,
@@ -159,9 +161,19 @@ def _masters(recipe: Recipe, params_sharded: Any) -> Any:
     """What gradients are taken of: with the master copy in files a stand-in of its dtype, which is never read."""
     if not recipe.residence.in_files:
         return params_sharded
-    swapped, lasting = recipe.residence.on_host, recipe.precision.lasting
-    stand_in = lambda x, here, cast: jnp.zeros(x.shape, lasting) if here and cast else x
-    return jax.tree.map(stand_in, params_sharded, swapped, recipe.casts)
+
+    def stand_in(x: jax.Array, moved: bool, cast: tuple) -> jax.Array:
+        if not (moved and cast):
+            return x
+        zeros = jnp.zeros(x.shape, recipe.precision.lasting)
+        return to_host(widened(zeros)) if is_on_host(x) else zeros
+
+    return jax.tree.map(stand_in, params_sharded, _moved(recipe), recipe.casts)
+
+
+def _moved(recipe: Recipe) -> Any:
+    """Pytree of bool like the parameters: whether the optimizer keeps its copy away from the devices."""
+    return jax.tree.map(lambda on_host, trained: on_host and trained, recipe.residence.on_host, recipe.trainable)
 
 
 def _accumulate(micro_step: Callable, trained: Any, model_state: Any, batch: Any, n_micro: int) -> Any:

@@ -71,21 +71,21 @@ def holdings(engine: "Engine") -> list[Holding]:
 
     spread = _spread(placements, n_state)
     needed, at_use = engine.functional.host_budget, engine.functional.recipe.residence.at_use
+    swaps = needed.in_files > 0
     hosted = [
         Holding(
-            "on the host: parameters and moments",
+            f"on the host: parameters{', as they compute' if swaps else ' and moments'}",
             True,
             True,
             needed.state,
             None,
             "",
-            "pass through the device in pieces",
+            "fetched at each use" if swaps else "pass through the device in pieces",
         ),
         Holding(
             "on the host: gradients", False, True, needed.gradients, None, "", "leave the backward pass as they arise"
         ),
     ]
-    swaps = needed.in_files > 0
     if swaps:
         why = "read, updated on the CPU and written in every step; the disk takes it twice"
         hosted.append(Holding("in files: parameters and moments", True, True, needed.in_files, None, "", why))

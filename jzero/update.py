@@ -113,7 +113,6 @@ def update_beside_files(
     Returns:
         As `update_on_devices`, with None for what is in files or made from it; and what the update of that needs.
     """
-    del unscale  # every gradient is unscaled already
     plan = recipe.update_plan
     assert plan is not None
     placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
@@ -131,7 +130,10 @@ def update_beside_files(
     new = run_rest(plan, operands, [*placements, *opt_placements, *placements, Placement(())], step)
     results = [new.get(j) for j in range(len(state) + len(params))]
     scalars = {i: operands[i] for leaf in plan.leaves for i in leaf.reads if i not in leaf.inputs}
-    pending = Pending([flat_grads[leaf.inputs[0]] for leaf in plan.leaves], scalars, divisor, health.finite)
+    left = [flat_grads[leaf.inputs[0]] for leaf in plan.leaves]
+    if recipe.residence.at_use:  # gradients on the host, still to be multiplied
+        divisor = (1.0 if divisor is None else divisor) / unscale
+    pending = Pending(left, scalars, divisor, health.finite)
     return treedef.unflatten(results[len(state) :]), opt_treedef.unflatten(results[: len(state)]), pending
 
 

@@ -75,6 +75,9 @@ def notes_on(config: "Config") -> Iterator[str]:
     for key in active_keys(config, "no effect here"):
         if unread(config, key.path) is None:
             yield f"`{key.path}` has no effect here: {key.verdict.reason}"
+    params = config.zero_optimization.offload_param
+    if config.zero_optimization.offloads_params and params and params.device == "nvme":
+        yield f"`{_ZERO}offload_param.device` = 'nvme' stands for host memory here: a compiled step reaches no files"
     yield from _disagreements(config)
 
 

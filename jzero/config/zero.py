@@ -31,6 +31,7 @@ Device = Annotated[str, choice("none", "cpu", "nvme")]
 
 _BUCKETS = "XLA combines gradients up to reduce_bucket_size"
 _UNQUANTISED = "parameters are gathered in the compute dtype, unquantised"
+_NO_FILES = "parameters live in host memory, not in files"
 _PIPELINED = "`nvme`: it always reads ahead and writes behind, within `buffer_count` sub-groups"
 
 
@@ -39,13 +40,14 @@ class OffloadParam(Section):
 
     device: Device = honoured(
         "none",
-        "stage 3: frozen parameters live in host memory, trained ones where `offload_optimizer` puts them; each use "
-        "fetches its own, and gradients go to the host",
+        "stage 3: frozen parameters live in host memory, trained ones too where `offload_optimizer` moves them, beside "
+        "an optimizer on NVMe as they compute; each use fetches its own, and gradients go to the host. `nvme` stands "
+        "for host memory: a compiled step reaches no files",
     )
-    nvme_path: Text | None = no_effect(None, "nothing is kept on NVMe")
-    buffer_count: Count = no_effect(5, "nothing is kept on NVMe")
-    buffer_size: Count = no_effect(100_000_000, "nothing is kept on NVMe")
-    max_in_cpu: Count = no_effect(1_000_000_000, "nothing is kept on NVMe")
+    nvme_path: Text | None = no_effect(None, _NO_FILES)
+    buffer_count: Count = no_effect(5, _NO_FILES)
+    buffer_size: Count = no_effect(100_000_000, _NO_FILES)
+    max_in_cpu: Count = no_effect(1_000_000_000, _NO_FILES)
     pin_memory: Switch = no_effect(True, "JAX pins the host memory that it uses")
 
 
@@ -207,7 +209,7 @@ class ZeroConfig(Section):
     @property
     def offloads_params(self) -> bool:
         """The same of `offload_param`."""
-        return self.stage == 3 and self.offload_param is not None and self.offload_param.device == "cpu"
+        return self.stage == 3 and self.offload_param is not None and self.offload_param.device != "none"
 
     @property
     def overlaps_comm(self) -> bool:
@@ -217,20 +219,12 @@ class ZeroConfig(Section):
     @classmethod
     def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """NVMe is for the optimizer at stage 3, as a whole; MiCS groups have at least one device."""
-        stage, optimizer, params = (values.get(name) for name in ("stage", "offload_optimizer", "offload_param"))
-        if params and params.device == "nvme" and stage == 3:
-            yield "offload_param.device", "= 'nvme' is refused: only the optimizer goes to NVMe; use \"cpu\""
+        stage, optimizer = (values.get(name) for name in ("stage", "offload_optimizer"))
         if optimizer and optimizer.device == "nvme" and stage:
             if stage != 3:
                 yield "offload_optimizer.device", "= 'nvme' is refused: it is for stage 3, as in DeepSpeed; use \"cpu\""
             elif not optimizer.nvme_path:
                 yield "offload_optimizer.nvme_path", "is missing: with `device` = 'nvme' it names a folder on a disk"
-            elif params and params.device == "cpu":
-                yield (
-                    "offload_param.device",
-                    "= 'cpu' is refused with `offload_optimizer.device` = 'nvme', which keeps the 16-bit parameters on "
-                    "the devices; remove one of them",
-                )
             elif optimizer.ratio != 1:
                 yield (
                     "offload_optimizer.ratio",

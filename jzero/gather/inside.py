@@ -229,7 +229,7 @@ def _policy(eqn: Any) -> Any:
 
 def _part_shapes(x: Lazy) -> Parts:
     shard = abstract(x.placement.shard_shape, x.dtype, on_host=x.on_host)
-    ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready)
+    ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready, on_host=x.on_host)
     return Parts(shard, x.shape if x.in_advance else None, ready)
 
 

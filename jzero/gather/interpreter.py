@@ -99,7 +99,7 @@ def run(
     shared = _shared(plan, operands)
     if shared:
         # The gradients of several uses add up, which they cannot do on the host: fetched once, in front of all of them.
-        arrays = {**arrays, **{i: Parts(to_device(arrays[i].shard)) for i in shared}}
+        arrays = {**arrays, **{i: Parts(*(x if x is None else to_device(x) for x in arrays[i])) for i in shared}}
         here = lambda x: isinstance(x, Lazy) and x.leaf in shared
         operands = [replace(x, on_host=False) if here(x) else x for x in operands]
         plan = _plan(program, operands, wire, in_loop=in_loop)

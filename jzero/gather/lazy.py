@@ -34,6 +34,11 @@ class Parts(NamedTuple):
     whole: Any = None
     ready: Any = None
 
+    @property
+    def travels(self) -> Any:
+        """What is gathered."""
+        return self.shard if self.ready is None else self.ready
+
 
 @dataclass(frozen=True)
 class Lazy:
@@ -47,7 +52,7 @@ class Lazy:
         casts: dtypes the shard passes through before it travels; the last one is what is gathered.
         in_advance: whether it was gathered before, so that only its gradient travels.
         trainable: whether a gradient is wanted.
-        on_host: whether its shard lives in host memory, to be fetched at each use; its gradient goes there too.
+        on_host: whether it lives in host memory, to be fetched at each use; its gradient goes there too.
         ready: the dtype to which it was cast in advance, if it was.
         replay: equations to apply, in order, to the gathered array.
     """
@@ -108,8 +113,7 @@ class Lazy:
         if parts.whole is not None:
             return parts.whole
         with label("gather", self.name, use):
-            shard = to_device(parts.shard) if parts.ready is None else parts.ready
-            return gather_leaf(shard, self.placement, self.casts)
+            return gather_leaf(to_device(parts.travels), self.placement, self.casts)
 
     def scattered(self, grad: jax.Array, wire: Wire, use: str = "") -> jax.Array:
         """Sums the gradient of the gathered parameter over the mesh; each device keeps its shard, as it lasts."""

@@ -61,19 +61,25 @@ def budget(
 
     Returns:
         The budget, counting each parameter that is fetched at use twice per micro-batch: forward and backward. A copy
-        that the compiler finds unnecessary, or one more that it makes, is not counted.
+        that the compiler finds unnecessary, or one more that it makes, is not counted. What is in files is updated on
+        the host, and comes there as it is.
     """
     shares = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in _hosted(state)]
     lie = jax.tree.leaves(placements, is_leaf=lambda x: isinstance(x, Placement))
-    hosted = zip(lie, jax.tree.leaves(params_on_host), jax.tree.leaves(state.params), strict=True)
-    params = sum(math.prod(p.shard_shape) * x.dtype.itemsize for p, on_host, x in hosted if on_host)
+    every = zip(lie, jax.tree.leaves(params_on_host), jax.tree.leaves(state.params), strict=True)
+    hosted = [(math.prod(p.shard_shape), x.dtype.itemsize) for p, on_host, x in every if on_host]
+    params = sum(n * itemsize for n, itemsize in hosted)
     lasting = sum(shares)
     if not at_use:
         return Budget(lasting, 0, lasting + params, lasting, in_files)
     # Gradients go out as they arise, and come in again to be measured and to be used; each sum costs one trip more.
     sums = n_micro - 1
-    fetched = lasting + params * (2 * n_micro + 2 + 2 * sums)
-    return Budget(lasting, params * (1 + (n_micro > 1)), fetched, lasting + params * (n_micro + sums), in_files)
+    grads = 4 * sum(n for n, _ in hosted) if in_files else params
+    to_device = params * 2 * n_micro + grads * (1 + 2 * sums)
+    to_host = grads * (n_micro + sums)
+    if not in_files:
+        to_device, to_host = to_device + lasting + grads, to_host + lasting
+    return Budget(lasting, grads * (1 + (n_micro > 1)), to_device, to_host, in_files)
 
 
 def check_host_memory(needed: Budget, n_local_devices: int, platform: str) -> None:

@@ -26,7 +26,8 @@ class Residence:
         at_use: parameters on the host are fetched where they are used and their gradients go back there; otherwise
             they are fetched once, at the start of the step, and gradients stay on the device.
         piece_elements: elements of a parameter that the update has on the device at once.
-        in_files: the master copy and the moments are in files instead, and the parameters that compute on the devices.
+        in_files: the master copy and the moments are in files instead, and the parameters that compute where `at_use`
+            says: on the host or on the devices.
     """
 
     on_host: Any

@@ -242,10 +242,6 @@ def test_everything_that_is_wrong_is_said_at_once():
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
             "`zero_optimization.offload_optimizer.device` = 'nvme'",
         ),
-        (
-            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-            "`zero_optimization.offload_param.device` = 'nvme'",
-        ),
         ({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 5}}}, "`optimizer.type` = 'OneBitAdam'"),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}}, "`optimizer.params.max_grad_norm` = 1.0"),
         ({"compression_training": {"layer_reduction": {"enabled": True}}}, "`compression_training` = {...}"),

@@ -97,6 +97,11 @@ def test_offload_where_the_stage_has_nothing_to_offload(stage):
             assert all(note.startswith(f"`zero_optimization.{name}` = {{...}} has no effect: ") for note in found)
 
 
+def test_parameters_on_nvme_are_in_host_memory():
+    (note,) = notes(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}})
+    assert note.startswith("`zero_optimization.offload_param.device` = 'nvme' stands for host memory here: ")
+
+
 @pytest.mark.parametrize(
     ("keys", "note"),
     [

@@ -44,6 +44,17 @@ def test_working_memory_grows_by_pieces_only(offloaded, plain):
     assert offloaded.memory.temp <= plain.memory.temp + 2 * 4 * PIECE
 
 
+def test_beside_an_optimizer_in_files_parameters_and_gradients_are_all_that_the_host_has():
+    optimizer = {"device": "nvme", "nvme_path": "not looked at"}
+    program = compiled(3, 8, zero={"offload_optimizer": optimizer, "offload_param": {"device": "cpu"}}, n_micro=1)
+    on_device, on_host = lasting(program)
+    assert on_device < SMALL
+    assert 0.99 < on_host / (2 * n_params() / 8) <= 1.001  # bf16
+    assert 0.99 < program.memory.host_output / (4 * n_params() / 8) <= 1.001  # fp32
+    assert program.memory.host_temp < SMALL
+    assert not synchronous_copies(program.hlo_text)
+
+
 def test_every_large_copy_is_asynchronous(offloaded):
     assert not synchronous_copies(offloaded.hlo_text)
     assert len(re.findall(r" copy-start\(| fusion-start\(", offloaded.hlo_text)) > 20

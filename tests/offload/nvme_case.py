@@ -36,7 +36,7 @@ def keep_compiled(folder):
     compilation_cache.reset_cache()
 
 
-def make_engine(nvme_path=None, *, config=None, offload=None, **arguments):
+def make_engine(nvme_path=None, *, config=None, offload=None, params="none", **arguments):
     """On eight devices, stage 3; in memory without a path."""
     section = {"device": "nvme", "nvme_path": str(nvme_path), **(offload or {})}
     return jzero.initialize(
@@ -51,7 +51,7 @@ def make_engine(nvme_path=None, *, config=None, offload=None, **arguments):
                 "stage": 3,
                 "stage3_param_persistence_threshold": 1000,
                 "sub_group_size": 5000,  # groups that begin and end inside a shard
-                **({} if nvme_path is None else {"offload_optimizer": section}),
+                **({} if nvme_path is None else {"offload_optimizer": section, "offload_param": {"device": params}}),
             },
             "aio": {"block_size": 4096, "queue_depth": 2},
             **(config or {}),

@@ -28,7 +28,7 @@ def test_shapes_do_not_tell_kinds_apart_and_constants_do():
 def test_a_stretch_is_updated_as_a_parameter_would_be(divisor):
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     (kind,), _, operands = sorted_kinds(optimizer)
-    update = compile_update(kind, 10, np.float32, [operands[i] for i in kind.scalars], clips=divisor is not None)
+    update = compile_update(kind, 10, np.float32, [operands[i] for i in kind.scalars], divides=divisor is not None)
     random = np.random.default_rng(0)
     grad, param, mean = (random.standard_normal(10, np.float32) for _ in range(3))
     square = np.abs(mean)

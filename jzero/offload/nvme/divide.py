@@ -16,9 +16,9 @@ class Pending(NamedTuple):
     """What a step leaves to be done outside its program.
 
     Attributes:
-        grads: of the parameters in files: averaged over the batch, in stored shapes.
+        grads: of the parameters in files, in stored shapes: averaged over the batch, or sums that `divisor` divides.
         scalars: what their update reads beside their own state, by number among the operands of the whole update.
-        divisor: `f32[]`, what clipping divides gradients by; None if nothing clips.
+        divisor: `f32[]`, what gradients are to be divided by; None if by nothing.
         finite: `bool[]`, whether the step is taken.
     """
 
@@ -47,7 +47,7 @@ class Division:
     treedef: Any
 
     def on_devices(self, state: TrainState) -> TrainState:
-        """What lasts on the devices of a whole state, None in the place of moments in files."""
+        """What lasts outside of files of a whole state, None in the place of moments in files."""
         leaves = jax.tree.leaves(state)
         for (*moments, param), casts in zip(self.arrays, self.casts, strict=True):
             for i in moments:
@@ -57,7 +57,7 @@ class Division:
         return self.treedef.unflatten(leaves)
 
     def abstract(self, state: TrainState) -> TrainState:
-        """The same of an abstract state with shardings on devices."""
+        """The same of an abstract state, with the shardings of what is not in files."""
         place = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding)
         moments = {i: None for ids in self.arrays for i in ids[:-1]}
         return jax.tree.map(place, jax.eval_shape(self.on_devices, state), self.fill(state, moments))

@@ -88,7 +88,7 @@ def _text(leaf: Leaf, operands: Sequence[Any]) -> str:
     return f"{traced} {[np.asarray(const).tolist() for const in traced.consts]}"
 
 
-def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any], *, clips: bool) -> Callable:
+def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any], *, divides: bool) -> Callable:
     """Compiles the update of a stretch of parameters for the host.
 
     Args:
@@ -96,7 +96,7 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
         size: elements.
         grad_dtype: of the gradients.
         scalars: abstract, in the order of `kind.scalars`.
-        clips: whether gradients are divided by anything.
+        divides: whether gradients are divided by anything.
 
     Returns:
         `update(gradient, [moments..., parameter], scalars, divisor) -> ([moments..., parameter], computing parameter)`
@@ -117,7 +117,7 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
     vector = lambda dtype: jax.ShapeDtypeStruct((size,), dtype, sharding=here)
     scalar = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
     abstract = [scalar(x) for x in scalars]
-    divisor = jax.ShapeDtypeStruct((), np.float32, sharding=here) if clips else None
+    divisor = jax.ShapeDtypeStruct((), np.float32, sharding=here) if divides else None
     return jax.jit(update).lower(vector(grad_dtype), [vector(d) for d in kind.dtypes], abstract, divisor).compile()
 
 

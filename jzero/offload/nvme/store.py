@@ -63,7 +63,7 @@ class Store:
         n_buffers: groups under way at once (DeepSpeed key `offload_optimizer.buffer_count`).
         scalars: abstract scalars of the update, by their number among its operands.
         grad_dtype: of the gradients.
-        clips: whether gradients are divided before the update.
+        divides: whether gradients are divided before the update.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Store:
         scalars: Mapping[int, Any],
         *,
         grad_dtype: Any,
-        clips: bool,
+        divides: bool,
     ):
         self.layout, self.folder = layout, folder
         self._disk = disk
         self._updates = {
             (kind, size): compile_update(
-                layout.kinds[kind], size, grad_dtype, [scalars[i] for i in layout.kinds[kind].scalars], clips=clips
+                layout.kinds[kind], size, grad_dtype, [scalars[i] for i in layout.kinds[kind].scalars], divides=divides
             )
             for kind, size in {(group.kind, group.size) for group in layout.groups}
         }

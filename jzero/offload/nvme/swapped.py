@@ -69,8 +69,9 @@ class Swapped:
             offload.buffer_count,
             {i: operands[i] for kind in kinds for i in kind.scalars},
             grad_dtype=np.float32,
-            clips=bool(config.gradient_clipping),
+            divides=bool(config.gradient_clipping) or fns.recipe.residence.at_use,
         )
+        self._memory_kind = PINNED_HOST if fns.recipe.residence.at_use else None
 
     def init(self, seed: np.uint32, params: Any = None) -> TrainState:
         """Makes a new state; what an earlier run has left stays until the first step, see `recover`.
@@ -130,7 +131,7 @@ class Swapped:
             leaf, devices = self._pieces.all[number]
             for device in devices:
                 del left[leaf][device]
-            parts[leaf] |= self._pieces.put(number, param)
+            parts[leaf] |= self._pieces.put(number, param, self._memory_kind)
 
         rests = (lambda: self._rest(state), lambda: self._rest(after))
         self._store.update(int(state.step), rests, gradient, scalars, divisor, taken)
@@ -214,7 +215,7 @@ class Swapped:
                 param = read[piece, len(self._division.arrays[leaf]) - 1]
                 for dtype in self._division.casts[leaf]:
                     param = param.astype(dtype)
-                parts[leaf] |= self._pieces.put(piece, param)
+                parts[leaf] |= self._pieces.put(piece, param, self._memory_kind)
         moments = {i: None for ids in self._division.arrays for i in ids[:-1]}
         return self._division.fill(state, moments | self._params(parts))
 

@@ -89,7 +89,7 @@ def measure(n_parameters: float, rounds: int, folder: Path, say: Callable[[str],
 
     def store_in(folder: Any, disk: Any) -> Store:
         n_buffers = OffloadOptimizer().buffer_count
-        return Store(layout, folder, disk, n_buffers, dict(enumerate(operands)), grad_dtype=jnp.bfloat16, clips=False)
+        return Store(layout, folder, disk, n_buffers, dict(enumerate(operands)), grad_dtype=jnp.bfloat16, divides=False)
 
     store, in_memory = store_in(files, disk), store_in(Memory(), Memory())
     random = np.random.default_rng(0).standard_normal(size, np.float32)

@@ -1,5 +1,6 @@
 """The engine: the object a user holds. It owns the live state and hands batches to the compiled functions."""
 
+import logging
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,8 @@ def initialize(
             `jzero.Mean`), or that and a dict of scalar
             metrics. With a third parameter named `train` it is told whether this is a training step.
         config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. A stage or micro-batch of `"auto"` is
-            chosen by a plan for these devices; `engine.config.notes` says which and why.
+            chosen by a plan for these devices; `engine.config.notes` says which and why. These notes are
+            logged too, at level INFO, unless a `jzero.Config` was given, which had them before.
         sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
@@ -102,6 +104,9 @@ def initialize(
     model = adapted(model, loss_fn, given)
     resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch))
     _agree_over_processes(resolved, seed)
+    if not isinstance(config, Config) and jax.process_index() == 0:
+        for note in resolved.notes:
+            logging.getLogger("jzero").info("%s", note)
     fns = functional(
         model=model,
         loss_fn=loss_fn,

@@ -57,6 +57,10 @@ def plan_command(
     network: Annotated[
         str, typer.Option(help=f"Between nodes, such as {EXAMPLES}.", show_default="what such GPUs come with")
     ] = "",
+    host_memory: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="GB", help="Of each node, for offloading.", show_default="shown, not limited"),
+    ] = None,
     stages: Annotated[str, typer.Option(help="Stages to look at, such as 2,3.")] = "0,1,2,3",
     closed_form: Annotated[bool, typer.Option("--closed-form", help="Compile nothing.")] = False,
     max_batch: Annotated[
@@ -128,6 +132,7 @@ def plan_command(
             "gpu": gpu,
             "gpus_per_node": gpus // nodes if nodes else 8,
             "network": network,
+            "host_memory": None if host_memory is None else int(host_memory * 10**9),
             "stages": _stages(stages),
             "compiled": compiled,
             "report": status.update,

@@ -56,11 +56,15 @@ def test_the_width_of_every_family_is_found(spec):
     assert model_width(model, batch) == built.hidden_size == 32
 
 
-def test_auto_sizes_follow_from_the_model_that_is_trained():
+def test_auto_sizes_follow_from_the_model_that_is_trained(caplog):
+    caplog.set_level("INFO", "jzero")
     batch = helpers.batches(1, 8)[0]
     names = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-    config = helpers.config(3, 8) | {"zero_optimization": {"stage": 3, **dict.fromkeys(names, "auto")}}
+    config = helpers.config(3, 8) | {
+        "zero_optimization": {"stage": 3, "contiguous_gradients": False, **dict.fromkeys(names, "auto")}
+    }
     engine = jzero.initialize(model=helpers.make_net, loss_fn=helpers.squared_error, config=config, sample_batch=batch)
     zero, width = engine.config.zero_optimization, helpers.D_HIDDEN
     assert tuple(getattr(zero, name) for name in names) == (width**2, int(0.9 * width**2), 10 * width)
+    assert engine.config.notes == [record.message for record in caplog.records if record.name == "jzero"] != []
     assert engine.config.origins[f"zero_optimization.{names[0]}"] == f"auto from the hidden size {width}"

@@ -41,6 +41,7 @@ class Cluster:
         n_gpus: GPUs in all.
         gpus_per_node: GPUs that share a host; a cluster smaller than that is one node.
         network: what joins the nodes, see `jzero.plan.hardware.network`; by default what such GPUs come with.
+        host_memory: bytes of each node that offloading may take; None if that is not known, and then limits nothing.
 
     Raises:
         ConfigError: an unknown GPU or network, or nodes that would not be full.
@@ -55,6 +56,7 @@ class Cluster:
     n_gpus: int
     gpus_per_node: int = 8
     network: str = ""
+    host_memory: int | None = None
 
     def __post_init__(self):
         name = self.network or gpu_figures(self.gpu).network.name

@@ -129,7 +129,7 @@ def largest_model(
         stages: see `max_batch`.
         compiled: see `max_batch`; "recommended" is the largest of all.
         report: see `max_batch`.
-        **cluster: `gpu`, `gpus_per_node` and `network`, as `jzero.plan.plan` takes them.
+        **cluster: `gpu`, `gpus_per_node`, `network` and `host_memory`, as `jzero.plan.plan` takes them.
 
     Returns:
         One entry for each setting.
@@ -219,7 +219,10 @@ class _Search:
         self.size, self.best = size, self._rows.get(size)
 
     def _peak(self, size: int) -> int:
-        return self._row(size).closed_form_peak
+        """The peak; or what it would be if a GPU were as full as its host, where that is fuller."""
+        row = self._row(size)
+        limit = row.cluster.host_memory
+        return max(row.closed_form_peak, row.host_per_node * row.cluster.usable // limit if limit else 0)
 
     def _row(self, size: int) -> Row:
         if size not in self._rows:

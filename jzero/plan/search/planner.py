@@ -81,6 +81,7 @@ def plan(
     n_gpus: int = 8,
     gpus_per_node: int = 8,
     network: str = "",
+    host_memory: int | None = None,
     stages: Sequence[int] = (0, 1, 2, 3),
     compiled: Compile | None = None,
     rematerialised: Any | None = None,
@@ -106,6 +107,7 @@ def plan(
         n_gpus: the number of GPUs.
         gpus_per_node: how many of them share a host.
         network: what joins the nodes, such as "100gb-roce", see `jzero.plan.Cluster`.
+        host_memory: bytes of each node that offloading may take; without it, host memory is shown and limits nothing.
         stages: which stages to look at.
         compiled: which settings to compile: "nothing", "recommended" or "all"; "recommended" by default, where the
             plugin is installed and XLA can compile for the GPU.
@@ -136,7 +138,7 @@ def plan(
         >>> found.recommendation.setting.stage, found.rows[1].bytes_by_part["parameters"]
         (0, 131072)
     """
-    cluster = Cluster(gpu, n_gpus, gpus_per_node, network)
+    cluster = Cluster(gpu, n_gpus, gpus_per_node, network, host_memory)
     if not stages or set(stages) - {0, 1, 2, 3}:
         raise ConfigError(f"stages {', '.join(map(str, stages)) or '(none)'}: give one or more of 0, 1, 2 and 3.")
     given = startable(Config.load(config), sample_batch)

@@ -122,13 +122,13 @@ def _error(row: Row) -> float:
 def _may_fit(row: Row) -> bool:
     # The pieces of offloaded state under way are counted as if they met the fullest moment, which they need not.
     passing = row.bytes_by_part["rest"] if row.setting.offload != "nothing" else 0
-    return (1 - _error(row)) * (row.closed_form_peak - passing) <= row.cluster.usable
+    return (1 - _error(row)) * (row.closed_form_peak - passing) <= row.cluster.usable and row.host_room >= 0
 
 
 def _never_fits(row: Row) -> bool:
     """Whether it is too large whatever is done about activations: by what lasts, and by gradients."""
     parts = ("parameters", "optimizer_state", "gradients")
-    return sum(row.bytes_by_part[part] for part in parts) > (1 + _error(row)) * row.cluster.usable
+    return row.host_room < 0 or sum(row.bytes_by_part[part] for part in parts) > (1 + _error(row)) * row.cluster.usable
 
 
 def recommend(
@@ -166,11 +166,11 @@ def recommend(
     order = costs({row.setting: row for row in rows})
     missed = [row for row in rows if order[row.setting] < order[setting] and not row.fits]
     if missed:
-        nearest = max(missed, key=lambda row: row.room)
+        nearest = min(missed, key=_excess)
         closest = "; the closest," * (len(missed) > 1) or ":"
         name = f"{nearest.setting}{_batch(nearest.setting, base)}{',' * (len(missed) > 1)}"
-        why = f"What is faster does not fit{closest} {name} lacks {format_bytes(-nearest.room)}."
-        if not nearest.compiled and -nearest.room < CLOSED_FORM_ERROR * nearest.peak:
+        why = f"What is faster does not fit{closest} {name} lacks {nearest.lacks}."
+        if not nearest.compiled and 0 < -nearest.room < CLOSED_FORM_ERROR * nearest.peak:
             settle = "compile all stages to be sure" if compiles else "it may fit"
             advice.append(
                 f"By how much {nearest.setting}{_batch(nearest.setting, base)} misses is within the closed form's "
@@ -197,8 +197,15 @@ def _nothing_fits(
 ) -> Recommendation:
     if not rows:
         return Recommendation(None, "Every setting is refused; the reasons stand below the table.")
-    best = max(rows, key=lambda row: row.room)
+    best = min(rows, key=_excess)
     setting = f"{best.setting}{_batch(best.setting, base)}"
+    if best.room >= 0:
+        took = f"{format_bytes(best.host_per_node)} of host memory per node, {format_bytes(-best.host_room)} too much"
+        return Recommendation(
+            None,
+            f"Nothing fits: even {setting} takes {took}.",
+            (*_more_gpus(rows, base, "without offloading", on), "More nodes share what is in host memory."),
+        )
     reason = f"Nothing fits: even {setting} takes {format_bytes(best.peak)}, {format_bytes(-best.room)} too much."
     advice = list(_more_gpus(rows, base, "at this batch size per GPU", on))
     if 3 not in stages:
@@ -214,6 +221,11 @@ def _nothing_fits(
     elif alone > best.peak / 4:
         advice.append(f"Of that, {format_bytes(alone)} are activations: {_less_activations(best, remat)}.")
     return Recommendation(None, reason, tuple(advice))
+
+
+def _excess(row: Row) -> float:
+    """By what share of the memory there is, the GPU's or the host's, a row does not fit."""
+    return max(-row.room / row.cluster.usable, -row.host_room / (row.cluster.host_memory or 1))
 
 
 def _less_activations(best: Row, remat: bool) -> str:

@@ -19,6 +19,7 @@ from jzero.plan.layouts import Layouts, parameter_layouts
 from jzero.plan.search.setting import Setting
 from jzero.stages import Gather
 from jzero.state import is_placement
+from jzero.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,26 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the usable memory."""
-        return self.room >= 0
+        """Whether the peak is within the usable memory, and what is offloaded within the host's, as far as known."""
+        return self.room >= 0 and self.host_room >= 0
 
     @property
     def host_per_node(self) -> int:
         """Host memory that all GPUs of a node take."""
         return (self.compiled.host if self.compiled else self.host) * self.cluster.gpus_per_node
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of a node's host memory that are left; infinite where it is not known how much there is."""
+        limit = self.cluster.host_memory
+        return math.inf if limit is None else limit - self.host_per_node
+
+    @property
+    def lacks(self) -> str:
+        """By how much it does not fit."""
+        if self.room < 0:
+            return format_bytes(-self.room)
+        return f"{format_bytes(-self.host_room)} of host memory per node"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON."""

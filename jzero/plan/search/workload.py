@@ -131,6 +131,7 @@ def workload(
     n_gpus: int = 8,
     gpus_per_node: int = 8,
     network: str = "",
+    host_memory: int | None = None,
     rematerialised: Any | None = None,
     optimizer: optax.GradientTransformation | None = None,
     trainable: Trainable | Any | None = None,
@@ -139,7 +140,7 @@ def workload(
 ) -> Workload:
     """A run on a cluster, from what `jzero.plan.plan` takes."""
     rest = {"loss_fn": loss_fn, "sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    cluster = Cluster(gpu, n_gpus, gpus_per_node, network)
+    cluster = Cluster(gpu, n_gpus, gpus_per_node, network, host_memory)
     given = startable(Config.load(config), sample_batch)
     return Workload(cluster, given, model, rematerialised, training_arguments, hidden_size, rest)
 

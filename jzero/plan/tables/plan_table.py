@@ -69,7 +69,7 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in plan.rows:
         show = lambda n: _number(n / scale)
-        room = f"[{'green' if row.fits else 'red'}]{'+' if row.fits else '-'}{show(abs(row.room))}[/]"
+        room = f"[{'green' if row.room >= 0 else 'red'}]{'+' if row.room >= 0 else '-'}{show(abs(row.room))}[/]"
         peak = ("~" if row.estimated else "") + show(row.closed_form_peak)
         compiled = [show(row.compiled.peak) if row.compiled else ""] * was_compiled
         parts = [show(row.bytes_by_part[part]) for part in _PARTS]
@@ -92,7 +92,9 @@ def _traffic(plan: Plan) -> Iterator[RenderableType]:
         pairs = [(row.wire.inside.get(k, 0), row.wire.across.get(k, 0)) for k in kinds]
         cells = [_both(pair if several else pair[:1], scale) for pair in pairs]
         share = [f"{row.compiled.overlapped_share:.0%}" if row.compiled else ""] * was_compiled
-        host = [_both((row.to_device, row.to_host), scale), _number(row.host_per_node / scale)] * offloads
+        taken = _number(row.host_per_node / scale)
+        taken = f"[red]{taken}[/]" if row.host_room < 0 else taken
+        host = [_both((row.to_device, row.to_host), scale), taken] * offloads
         _add(table, plan, row, [*cells, *share, *host])
     notes = ["gather, scatter, reduce: sent within the node|to other nodes."] if several else []
     if was_compiled:

@@ -70,6 +70,20 @@ def test_a_smaller_micro_batch_leaves_the_batch_as_it_is(micro, accumulation):
     assert {s.micro_batch for s in tried} >= {1, micro}
 
 
+def test_what_takes_more_than_the_hosts_have_does_not_fit():
+    moved = [replace(BASE, stage=1, offload="optimizer"), replace(BASE, stage=3, offload="optimizer")]
+    with_host = lambda limit: {
+        BASE: replace(row(BASE, 200), cluster=replace(CLUSTER, host_memory=limit)),
+        **{s: replace(row(s, 40), cluster=replace(CLUSTER, host_memory=limit), host=20 * GB) for s in moved},
+    }
+    for limit, setting in ((None, moved[0]), (8 * 20 * GB, moved[0]), (8 * 20 * GB - 1, None)):  # 8 GPUs to a node
+        chosen, _ = search(with_host(limit))
+        assert (chosen and chosen.setting) == setting
+    said = recommend(None, list(with_host(150 * GB).values()), base=BASE, stages=(0, 1, 3), remat=False, on=on_more)
+    assert said.reason.endswith(" takes 160 GB of host memory per node, 10 GB too much.")
+    assert said.advice[-1] == "More nodes share what is in host memory."
+
+
 def test_the_faster_setting_is_cheaper_and_of_equally_fast_ones_the_simpler():
     slow, fast = row(BASE, 1, seconds=1.1), row(replace(BASE, stage=3, offload="optimizer"), 1)
     assert cost(fast) < cost(slow)

@@ -62,33 +62,35 @@ def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, lis
     return Subprogram(jaxpr.replace(eqns=eqns[::-1], invars=invars, debug_info=debug_info), smaller.consts), used
 
 
-def part(program: Subprogram, outputs: Sequence[int]) -> tuple[Subprogram, list[int]]:
-    """The part of a jaxpr that some outputs need; quicker than `restrict` where that is a small part.
-
-    Args:
-        program: a jaxpr and its constants.
-        outputs: the numbers of the outputs.
+def parts(program: Subprogram) -> Callable[[Sequence[int]], tuple[Subprogram, list[int]]]:
+    """Takes a jaxpr apart; quicker than `restrict` where the parts are small.
 
     Returns:
-        The smaller jaxpr, whose outputs come in the given order, and the numbers of the inputs that remain.
+        A function of the numbers of some outputs. It gives the part that they need, whose outputs come in the given
+        order, and the numbers of the inputs that remain.
     """
     jaxpr = program.jaxpr
     makers = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    wanted = [jaxpr.outvars[o] for o in outputs]
-    waiting, eqns = [v for v in wanted if not isinstance(v, jex_core.Literal)], set()
-    seen = set(waiting)
-    while waiting:
-        if (i := makers.get(waiting.pop())) is not None and i not in eqns:
-            eqns.add(i)
-            fresh = {v for v in jaxpr.eqns[i].invars if not isinstance(v, jex_core.Literal)} - seen
-            seen |= fresh
-            waiting += fresh
-    reads = [i for i, v in enumerate(jaxpr.invars) if v in seen]
-    invars = [jaxpr.invars[i] for i in reads]
-    info = jaxpr.debug_info._replace(arg_names=("",) * len(invars), result_paths=("",) * len(wanted))
-    smaller = jaxpr.replace(eqns=[jaxpr.eqns[i] for i in sorted(eqns)], invars=invars, outvars=wanted, debug_info=info)
-    exact, used = restrict(Subprogram(smaller, program.consts), [True] * len(wanted))
-    return exact, [i for i, u in zip(reads, used, strict=True) if u]
+
+    def part(outputs: Sequence[int]) -> tuple[Subprogram, list[int]]:
+        wanted = [jaxpr.outvars[o] for o in outputs]
+        waiting, eqns = [v for v in wanted if not isinstance(v, jex_core.Literal)], set()
+        seen = set(waiting)
+        while waiting:
+            if (i := makers.get(waiting.pop())) is not None and i not in eqns:
+                eqns.add(i)
+                fresh = {v for v in jaxpr.eqns[i].invars if not isinstance(v, jex_core.Literal)} - seen
+                seen |= fresh
+                waiting += fresh
+        reads = [i for i, v in enumerate(jaxpr.invars) if v in seen]
+        invars = [jaxpr.invars[i] for i in reads]
+        info = jaxpr.debug_info._replace(arg_names=("",) * len(invars), result_paths=("",) * len(wanted))
+        kept = [jaxpr.eqns[i] for i in sorted(eqns)]
+        smaller = jaxpr.replace(eqns=kept, invars=invars, outvars=wanted, debug_info=info)
+        exact, used = restrict(Subprogram(smaller, program.consts), [True] * len(wanted))
+        return exact, [i for i, u in zip(reads, used, strict=True) if u]
+
+    return part
 
 
 def run(program: Subprogram, operands: Sequence[Any]) -> list[Any]:

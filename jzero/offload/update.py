@@ -95,7 +95,7 @@ def plan_update(
     Raises:
         ConfigError: the update of a parameter on the host reads other parameters.
     """
-    program = _trace(optimizer, params, opt_state)
+    part_of = compat.parts(_trace(optimizer, params, opt_state))
     n_params, n_state = len(names), len(owners)
 
     def own(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -107,7 +107,7 @@ def plan_update(
     taken = {i for _, outputs in hosted.values() for i in outputs}
 
     def part(outputs: Sequence[int], k: int | None, what: str) -> tuple[Any, tuple[int, ...]]:
-        piece, reads = compat.part(program, outputs)
+        piece, reads = part_of(outputs)
         foreign = [owner_of_input[i] for i in reads if owner_of_input.get(i, k) != k]
         if foreign:
             raise ConfigError(

@@ -16,7 +16,7 @@ def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
     command = [
         *("-m", "jzero", "train", "configs/tiny.json", "--devices=1"),
         *("model.n_layer=1", "training_arguments.max_steps=1000000", "training_arguments.save_steps=1000000"),
-        f"training_arguments.output_dir={tmp_path}",
+        *("deepspeed.zero_optimization.stage=auto", f"training_arguments.output_dir={tmp_path}"),
     ]
     metrics = tmp_path / "metrics.jsonl"
     with Processes(command) as processes:
@@ -26,5 +26,6 @@ def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
         processes.send_signal(1, signal.SIGTERM)
         ended = processes.wait(TIMEOUT)
     assert [end.returncode for end in ended] == [128 + signal.SIGTERM] * 2, report(ended)
+    assert '"auto" became stage 0' in ended[0].stdout, report(ended)  # both agree, or neither would have started
     ((step, _),) = complete_in(tmp_path)
     assert f"Interrupted after step {step} " in ended[0].stdout, report(ended)

@@ -84,12 +84,12 @@ class Swapped:
             What lasts on the devices.
         """
         given = () if params is None else (params,)
-        program, _ = compat.trace(self._fns.initial, seed, *given)
+        part_of = compat.parts(compat.trace(self._fns.initial, seed, *given)[0])
         operands = [seed, *jax.tree.leaves(given)]
 
         def made(leaves: Sequence[int]) -> dict[int, jax.Array]:
             numbers = [i for leaf in leaves for i in self._division.arrays[leaf]]
-            part, reads = compat.part(program, numbers)
+            part, reads = part_of(numbers)
             shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._division.arrays[leaf]]
             make = jax.jit(lambda *xs: compat.run(part, xs), out_shardings=shardings)
             return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))

@@ -59,7 +59,9 @@ def plan_command(
     ] = "",
     host_memory: Annotated[
         float | None,
-        typer.Option(min=0, metavar="GB", help="Of each node, for offloading.", show_default="shown, not limited"),
+        typer.Option(
+            min=0, max=1e6, metavar="GB", help="Of each node, for offloading.", show_default="shown, not limited"
+        ),
     ] = None,
     stages: Annotated[str, typer.Option(help="Stages to look at, such as 2,3.")] = "0,1,2,3",
     closed_form: Annotated[bool, typer.Option("--closed-form", help="Compile nothing.")] = False,

@@ -69,7 +69,8 @@ def residence(config: Config, plan: StagePlan, placements: Any, trainable: Any, 
         for i, (p, train) in enumerate(zip(lie, leaves, strict=True))
     ]
     pieces = min(piece_elements, zero.sub_group_size or piece_elements)
-    return Residence(treedef.unflatten(on_host), frozen_too, pieces, zero.swaps_optimizer and any(on_host))
+    in_files = zero.swaps_optimizer and any(here and train for here, train in zip(on_host, leaves, strict=True))
+    return Residence(treedef.unflatten(on_host), frozen_too, pieces, in_files)
 
 
 def _largest(sizes: list[int], share: float) -> set[int]:

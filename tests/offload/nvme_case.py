@@ -36,12 +36,12 @@ def keep_compiled(folder):
     compilation_cache.reset_cache()
 
 
-def make_engine(nvme_path=None, *, config=None, offload=None, params="none", **arguments):
+def make_engine(nvme_path=None, *, config=None, offload=None, params="none", model=None, loss=loss_fn, **arguments):
     """On eight devices, stage 3; in memory without a path."""
     section = {"device": "nvme", "nvme_path": str(nvme_path), **(offload or {})}
     return jzero.initialize(
-        model=Model(),
-        loss_fn=loss_fn,
+        model=model or Model(),
+        loss_fn=loss,
         config={
             "train_batch_size": 16,
             "gradient_accumulation_steps": 2,

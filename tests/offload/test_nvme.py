@@ -70,6 +70,36 @@ def test_sixteen_bits_are_all_that_lasts_of_large_parameters_outside_of_files(tm
     assert sum(x.size for x in jax.tree.leaves(engine.state.opt_state)) == 2 * 512 + 2  # of the biases, and counts
 
 
+class Waves:
+    """One large complex parameter and nothing else."""
+
+    def init(self, key, batch):
+        return {"w": jax.random.normal(key, (40, 640), "complex64") / 10}
+
+    def loss(self, params, batch):
+        return (jax.numpy.abs(batch["x"].astype("complex64") @ params["w"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("params", ["none", "cpu"])
+def test_complex_gradients_are_whole_and_no_gradient_need_stay_on_the_devices(tmp_path, params):
+    what = {"model": Waves(), "loss": Waves().loss}
+    plain, swapped = make_engine(**what), make_engine(tmp_path, params=params, **what)
+    for batch in batches(2):
+        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, swapped)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    close(swapped.params, plain.params)
+
+
+def test_where_all_that_is_large_is_frozen_nothing_is_in_files(tmp_path):
+    what = {"trainable": lambda name: name == "bias"}
+    plain, swapped = make_engine(**what), make_engine(tmp_path, params="cpu", **what)
+    for batch in batches(2):
+        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, swapped)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert swapped.state.params["up"].sharding.memory_kind == "pinned_host"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("params", ["none", "cpu"])
 def test_checkpoints_go_from_files_to_memory_and_back(tmp_path, in_memory, params):
     losses, states = in_memory

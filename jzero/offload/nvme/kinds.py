@@ -41,6 +41,10 @@ class Kind:
         """The dtype in which the parameter goes to the devices."""
         return self.casts[-1] if self.casts else self.dtypes[-1]
 
+    def arrives(self, grad_dtype: Any) -> np.dtype:
+        """The dtype in which a gradient comes, where real ones come as `grad_dtype`."""
+        return self.grads if np.issubdtype(self.grads, np.complexfloating) else np.dtype(grad_dtype)
+
 
 def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any]]) -> tuple[list[Kind], list[int]]:
     """Finds the kinds of a plan's parameters.
@@ -94,7 +98,7 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
     Args:
         kind: of the parameters.
         size: elements.
-        grad_dtype: of the gradients.
+        grad_dtype: of real gradients.
         scalars: abstract, in the order of `kind.scalars`.
         divides: whether gradients are divided by anything.
 
@@ -118,7 +122,8 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
     scalar = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
     abstract = [scalar(x) for x in scalars]
     divisor = jax.ShapeDtypeStruct((), np.float32, sharding=here) if divides else None
-    return jax.jit(update).lower(vector(grad_dtype), [vector(d) for d in kind.dtypes], abstract, divisor).compile()
+    grad, olds = vector(kind.arrives(grad_dtype)), [vector(dtype) for dtype in kind.dtypes]
+    return jax.jit(update).lower(grad, olds, abstract, divisor).compile()
 
 
 def host_device() -> Any:

@@ -47,10 +47,17 @@ def lay_out(shards: Sequence[Shard], kinds: Sequence[Kind], group_elements: int)
 class _Buffer:
     """Memory for one group under way: its state as it lies in the file, and its gradients."""
 
-    def __init__(self, layout: Layout, grad_dtype: np.dtype):
+    def __init__(self, layout: Layout, grad_dtype: Any):
+        self._arrives = [kind.arrives(grad_dtype) for kind in layout.kinds]
         self.state = aligned_memory(max((group.n_bytes for group in layout.groups), default=0))
-        largest = max((group.size for group in layout.groups), default=0)
-        self.grads = aligned_memory(largest * grad_dtype.itemsize).view(grad_dtype)
+        self._grads = aligned_memory(max((self._grads_bytes(group) for group in layout.groups), default=0))
+
+    def grads(self, group: Group) -> np.ndarray:
+        """The place of its gradients."""
+        return self._grads[: self._grads_bytes(group)].view(self._arrives[group.kind])
+
+    def _grads_bytes(self, group: Group) -> int:
+        return group.size * self._arrives[group.kind].itemsize
 
 
 class Store:
@@ -85,9 +92,7 @@ class Store:
             )
             for kind, size in {(group.kind, group.size) for group in layout.groups}
         }
-        self._buffers = [
-            _Buffer(layout, np.dtype(grad_dtype)) for _ in range(max(1, min(n_buffers, len(layout.groups))))
-        ]
+        self._buffers = [_Buffer(layout, grad_dtype) for _ in range(max(1, min(n_buffers, len(layout.groups))))]
 
     def write(self, values: Mapping[tuple[int, int], np.ndarray]) -> None:
         """Writes arrays of the present state.
@@ -158,10 +163,10 @@ class Store:
 
         def read(group: Group, buffer: _Buffer) -> None:
             self._disk.read(source, buffer.state[: group.n_bytes], group.offset)
-            filled = 0
+            filled, grads = 0, buffer.grads(group)
             for segment in group.segments:
                 part = gradient(segment.shard)[segment.start : segment.stop]
-                buffer.grads[filled : filled + len(part)] = part
+                grads[filled : filled + len(part)] = part
                 filled += len(part)
 
         def update(group: Group, buffer: _Buffer) -> None:
@@ -170,7 +175,7 @@ class Store:
             # The arrays are the buffer's memory itself, which must not change before the results are there.
             news, computes = jax.block_until_ready(
                 self._updates[group.kind, group.size](
-                    jax.device_put(buffer.grads[: group.size], at_host),
+                    jax.device_put(buffer.grads(group), at_host),
                     jax.device_put(olds, at_host),
                     [scalars_there[i] for i in kind.scalars],
                     divisor_there,

@@ -221,8 +221,8 @@ class _Search:
     def _peak(self, size: int) -> int:
         """The peak; or what it would be if a GPU were as full as its host, where that is fuller."""
         row = self._row(size)
-        limit = row.cluster.host_memory
-        return max(row.closed_form_peak, row.host_per_node * row.cluster.usable // limit if limit else 0)
+        limit, taken = row.cluster.host_memory, row.host_per_node
+        return max(row.closed_form_peak, 0 if limit is None else math.ceil(taken * row.cluster.usable / max(limit, 1)))
 
     def _row(self, size: int) -> Row:
         if size not in self._rows:

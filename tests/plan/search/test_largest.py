@@ -62,6 +62,14 @@ def test_the_search_finds_what_trying_all_finds(fixed, slopes, usable, high):
     assert set(asked) <= set(range(1, high + 1))
 
 
+def test_without_host_memory_nothing_that_is_offloaded_fits(gpu):
+    what = {**RUN, "config": CONFIG, "sample_batch": batch(2 * N), "gpu": gpu, "stages": [2], "compiled": "nothing"}
+    plain, offloaded = max_batch(**what, host_memory=0)
+    assert plain.row is not None
+    assert offloaded.setting.offload == "optimizer"
+    assert offloaded.row is None
+
+
 def test_a_micro_batch_fits_and_the_next_larger_one_does_not(gpu):
     (found,) = max_batch(**RUN, config=CONFIG, sample_batch=batch(2 * N), gpu=gpu, stages=[0], compiled="all")
     assert found.row is not None

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 from jzero.checkpoint.header import is_complete, saved_at
@@ -99,6 +100,15 @@ def recover(path: Path) -> None:
             found.rename(path)
     for leftover in path.parent.glob(f"{staging(path).name}*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def clear(path: Path) -> None:
+    """The same after a save that has failed, whose threads may still be writing for a moment."""
+    for _ in range(100):
+        recover(path)
+        time.sleep(0.02)
+        if not any(path.parent.glob(f"{staging(path).name}*")):
+            return
 
 
 def tidy(folder: Path) -> None:

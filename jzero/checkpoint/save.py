@@ -15,7 +15,7 @@ from jzero.checkpoint.header import Header, Leaf
 from jzero.checkpoint.leaves import by_name, true_shapes, without_padding
 from jzero.checkpoint.lock import FolderLock
 from jzero.checkpoint.match import Selection
-from jzero.checkpoint.place import make_folder, make_room, recover, staging, swap_in
+from jzero.checkpoint.place import clear, make_folder, make_room, recover, staging, swap_in
 from jzero.checkpoint.processes import agree, on_first_process
 from jzero.errors import CheckpointError
 
@@ -106,11 +106,11 @@ def save(
         except OSError as error:
             raise _sentence(path, error) from error
 
-    def leave() -> None:
+    def leave(tidy: Callable[[Path], None]) -> None:
         """Removes what is unfinished, and lets others write."""
         if lock:  # without it, what lies there may be another run's
             with contextlib.suppress(OSError):
-                recover(path)
+                tidy(path)
             lock.pop().release()
 
     def start() -> tuple[Callable[[], None], checksum.Sums]:
@@ -127,7 +127,7 @@ def save(
         # Several processes add their sums up here, where they all are; a single one does so in the background.
         several = checksum.finish(sums) if jax.process_count() > 1 else None
     except BaseException:
-        leave()
+        leave(clear)
         raise
 
     def finish() -> None:
@@ -138,8 +138,10 @@ def save(
                 described = {name: Leaf(shapes[name], str(x.dtype), texts.get(name, "")) for name, x in chosen.items()}
                 header.write(staging(path), Header(described, header.describe_files(staging(path)), metadata))
                 swap_in(path)
-        finally:
-            leave()
+        except BaseException:
+            leave(clear)
+            raise
+        leave(recover)
 
     return Saving(path, finish)
 

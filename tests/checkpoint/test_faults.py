@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jzero import checkpoint
 from jzero.checkpoint import Checkpoints
+from jzero.checkpoint.place import clear, staging
 from jzero.errors import CheckpointError, DamagedCheckpointError
 from jzero.mesh import make_mesh
 
@@ -103,6 +104,15 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_older_checkpoint(tmp_path):
         with pytest.raises(CheckpointError):
             save(folder / "kept", 3)
         assert_is(folder / "kept", 1)
+
+
+def test_what_a_failed_save_still_writes_for_a_moment_goes_too(tmp_path, monkeypatch):
+    fails, rmtree = [1, 2, 3], shutil.rmtree  # a folder that is written to cannot be removed
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: fails.pop() if fails else rmtree(*args, **kwargs))
+    leftover = tmp_path / f"{staging(tmp_path / 'next').name}.part"
+    leftover.mkdir()
+    clear(tmp_path / "next")
+    assert not leftover.exists()
 
 
 def test_a_read_only_folder_is_a_sentence(tmp_path):

@@ -69,7 +69,7 @@ class Store:
         disk: how they are read and written.
         n_buffers: groups under way at once (DeepSpeed key `offload_optimizer.buffer_count`).
         scalars: abstract scalars of the update, by their number among its operands.
-        grad_dtype: of the gradients.
+        grad_dtype: of real gradients; complex ones come as they are.
         divides: whether gradients are divided before the update.
     """
 

@@ -49,9 +49,9 @@ class Workload:
 
     @collection_put_off()
     def __post_init__(self) -> None:
-        adapt = lambda model: adapted(model, self.rest["loss_fn"], self.config)
+        adapt = lambda model: None if model is None else adapted(model, self.rest["loss_fn"], self.config)
         object.__setattr__(self, "model", adapt(self.model))
-        object.__setattr__(self, "rematerialised", self.rematerialised and adapt(self.rematerialised))
+        object.__setattr__(self, "rematerialised", adapt(self.rematerialised))
 
     def as_given(self) -> Setting:
         """What the configuration says."""

@@ -35,7 +35,7 @@ check: $(INSTALLED)
 	$(BIN)/python -m pytest jzero
 
 docs: $(INSTALLED)
-	$(BIN)/python -m jzero.config.reference docs/configuration.md
+	$(BIN)/python -m jzero.config.show.reference docs/configuration.md
 
 notebooks: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False \

@@ -29,8 +29,9 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from jzero.checkpoint import arrays, read_header  # noqa: E402
-from jzero.checkpoint.export import export  # noqa: E402
+from jzero.checkpoint import read_header
+from jzero.checkpoint.convert.exporting import export  # noqa: E402
+from jzero.checkpoint.format import arrays  # noqa: E402
 
 SYNCHRONOUS, STALL = "synchronous save", "stall of an asynchronous save"
 WIDTH, ROWS, BYTES_PER_PARAMETER = 2048, 8, 12  # fp32 master and two moments

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from jzero.layout import place
 from jzero.plan import Collective
+from jzero.sharding.placement import place
 
 
 def unexpected(

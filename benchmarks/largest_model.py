@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 import jzero
+from jzero.base.units import format_bytes
 from jzero.models.gpt import GPT
 from jzero.models.gpt_config import GPTConfig
 from jzero.models.losses import next_token_loss
-from jzero.units import format_bytes
 
 CPU: dict[str, Any] = {"device": "cpu"}
 SETTINGS: dict[str, dict[str, Any]] = {

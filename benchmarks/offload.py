@@ -19,10 +19,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from jzero.functional import Functional  # noqa: E402
-from jzero.health import Health  # noqa: E402
-from jzero.state import TrainState, split  # noqa: E402
-from jzero.update import update_from_host, update_on_devices  # noqa: E402
+from jzero.sharding.trees import TrainState, split  # noqa: E402
+from jzero.zero.build import Functional  # noqa: E402
+from jzero.zero.grad_stats import Health  # noqa: E402
+from jzero.zero.update import update_from_host, update_on_devices  # noqa: E402
 
 
 class Stack:

@@ -32,19 +32,19 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from jzero.config.sections import Aio
-from jzero.config.zero import OffloadOptimizer
+from jzero.base.units import format_bytes
+from jzero.config.schema.sections import Aio
+from jzero.config.schema.zero import OffloadOptimizer
 from jzero.errors import JzeroError
-from jzero.layout import Placement
+from jzero.offload.host.update import plan_update
 from jzero.offload.nvme.disk import Disk, File, aligned_memory
 from jzero.offload.nvme.folder import Folder
 from jzero.offload.nvme.groups import Shard
 from jzero.offload.nvme.kinds import sort_kinds
+from jzero.offload.nvme.nvme_state import GROUP_ELEMENTS
 from jzero.offload.nvme.store import Store, lay_out
-from jzero.offload.nvme.swapped import GROUP_ELEMENTS
-from jzero.offload.update import plan_update
-from jzero.state import owners
-from jzero.units import format_bytes
+from jzero.sharding.placement import Placement
+from jzero.sharding.trees import owners
 
 LARGEST = 2**24  # elements of a parameter
 

@@ -15,10 +15,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.config import Config
-from jzero.layout import Placement, place_all
-from jzero.mesh import DATA_AXES
-from jzero.model import as_means
-from jzero.state import is_placement, place_like_params, replicated, shardings
+from jzero.flax.model import as_means
+from jzero.sharding.mesh import DATA_AXES
+from jzero.sharding.placement import Placement, place_all
+from jzero.sharding.trees import is_placement, place_like_params, replicated, shardings
 
 LEARNING_RATE, MAX_NORM = 1e-3, 1.0
 

@@ -22,8 +22,8 @@ from models import Subject
 from peers import Peer, deepspeed_config, hand_written
 
 from jzero.config import Config
-from jzero.functional import functional
 from jzero.plan import COMPILE_ONLY_OPTIONS
+from jzero.zero.build import functional
 
 PHASES = ("build", "trace", "compile")
 

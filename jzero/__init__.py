@@ -1,6 +1,6 @@
 """jzero: ZeRO stages 0 to 3 for any Flax model, driven by the DeepSpeed JSON you already have."""
 
-from jzero.quiet import quiet_start
+from jzero.base.quiet import quiet_start
 
 quiet_start()
 
@@ -8,7 +8,7 @@ from jzero import plan  # noqa: E402
 from jzero.checkpoint import Checkpoints  # noqa: E402
 from jzero.config import Config  # noqa: E402
 from jzero.engine import Engine, initialize  # noqa: E402
-from jzero.errors import (  # noqa: E402
+from jzero.errors import (
     BatchError,
     CheckpointError,
     ConfigError,
@@ -18,12 +18,12 @@ from jzero.errors import (  # noqa: E402
     ModelError,
     SkippedStepsError,
 )
-from jzero.functional import Functional, functional  # noqa: E402
+from jzero.flax.model import Mean  # noqa: E402
+from jzero.flax.rematerialise import remat  # noqa: E402
 from jzero.launch import initialize_from_environment  # noqa: E402
-from jzero.mesh import make_mesh, simulate_devices  # noqa: E402
-from jzero.model import Mean  # noqa: E402
-from jzero.remat import remat  # noqa: E402
-from jzero.state import TrainState  # noqa: E402
+from jzero.sharding.mesh import make_mesh, simulate_devices  # noqa: E402
+from jzero.sharding.trees import TrainState  # noqa: E402
+from jzero.zero.build import Functional, functional  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [

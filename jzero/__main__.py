@@ -1,6 +1,6 @@
 """`python -m jzero` is the `jzero` program."""
 
-from jzero.cli import main
+from jzero.cli.program import main
 
 if __name__ == "__main__":
     main()

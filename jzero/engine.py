@@ -14,7 +14,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
-from jzero.checkpoint import train_state
 from jzero.config import Config
 from jzero.errors import (
     BatchError,
@@ -25,16 +24,17 @@ from jzero.errors import (
     OffloadError,
     SkippedStepsError,
 )
-from jzero.explain import Explanation, explain
-from jzero.functional import Functional, Trainable, adapted, functional, model_width
-from jzero.health import why_skipped
-from jzero.layout import path_name
-from jzero.mesh import DATA_AXES, mesh_for, n_data_shards
-from jzero.offload.budget import check_host_memory
-from jzero.offload.nvme.swapped import Swapped
+from jzero.explain.parameters import Explanation, explain
+from jzero.offload.host_budget import check_host_memory
+from jzero.offload.nvme.nvme_state import Swapped
 from jzero.plan.search.auto import settled
-from jzero.stages import StagePlan
-from jzero.state import TrainState, is_placement, split, unpad
+from jzero.sharding.mesh import DATA_AXES, mesh_for, n_data_shards
+from jzero.sharding.placement import path_name
+from jzero.sharding.trees import TrainState, is_placement, split, unpad
+from jzero.zero import checkpointing as train_state
+from jzero.zero.build import Functional, Trainable, adapted, functional, model_width
+from jzero.zero.grad_stats import why_skipped
+from jzero.zero.stages import StagePlan
 
 
 def initialize(

@@ -1,10 +1,10 @@
 """DeepSpeed JSON and run files, read into frozen objects in which every key is known and every value checked."""
 
-from jzero.config.arguments import TrainingArguments
 from jzero.config.config import Config
-from jzero.config.optimizer import OptimizerConfig
 from jzero.config.run import DataConfig, RunConfig, apply_overrides, load_run
-from jzero.config.scheduler import SchedulerConfig
+from jzero.config.schema.arguments import TrainingArguments
+from jzero.config.schema.optimizer import OptimizerConfig
+from jzero.config.schema.scheduler import SchedulerConfig
 
 __all__ = [
     "Config",

@@ -6,20 +6,31 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from jzero.config import auto, sections
-from jzero.config.activation import ActivationCheckpointing
-from jzero.config.arguments import TrainingArguments
-from jzero.config.extensions import Extensions
-from jzero.config.load import read_source
-from jzero.config.mixed import contradictions, mixed_precision
-from jzero.config.notes import notes_on
-from jzero.config.optimizer import OptimizerConfig
-from jzero.config.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast, disagreements
-from jzero.config.scalars import Anything, Count, DType, NonNegative, Positive, StepsPerPrint, Switch, Text, choice
-from jzero.config.scheduler import SchedulerConfig
-from jzero.config.section import Mapped, Section, Trace, build, fail, given
-from jzero.config.verdicts import active_keys, honoured, no_effect, refused, show, switched_on, translated
-from jzero.config.zero import ZeroConfig
+from jzero.config.resolve import auto
+from jzero.config.schema import sections
+from jzero.config.schema.activation import ActivationCheckpointing
+from jzero.config.schema.arguments import TrainingArguments
+from jzero.config.schema.extensions import Extensions
+from jzero.config.schema.mixed import contradictions, mixed_precision
+from jzero.config.schema.optimizer import OptimizerConfig
+from jzero.config.schema.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast, disagreements
+from jzero.config.schema.scalars import (
+    Anything,
+    Count,
+    DType,
+    NonNegative,
+    Positive,
+    StepsPerPrint,
+    Switch,
+    Text,
+    choice,
+)
+from jzero.config.schema.scheduler import SchedulerConfig
+from jzero.config.schema.section import Mapped, Section, Trace, build, fail, given
+from jzero.config.schema.verdicts import active_keys, honoured, no_effect, refused, show, switched_on, translated
+from jzero.config.schema.zero import ZeroConfig
+from jzero.config.show.notes import notes_on
+from jzero.config.sources.load import read_source
 
 _METRICS = "every step returns its metrics, and `jzero train` writes them to metrics.jsonl"
 _PROFILE = "use jax.profiler, and jzero.plan for memory and traffic"
@@ -66,10 +77,12 @@ class Config(Section):
     )
     dump_state: Switch = honoured(False, "`jzero train` prints the resolved configuration before it starts")
     tensorboard: sections.Monitor | None = honoured(
-        None, "`jzero train` writes event files for TensorBoard; a loop of your own calls jzero.monitor.event_writers"
+        None,
+        "`jzero train` writes event files for TensorBoard; a loop of your own calls jzero.train.monitor.event_writers",
     )
     csv_monitor: sections.Monitor | None = honoured(
-        None, "`jzero train` writes a CSV file for each figure; a loop of your own calls jzero.monitor.event_writers"
+        None,
+        "`jzero train` writes a CSV file for each figure; a loop of your own calls jzero.train.monitor.event_writers",
     )
 
     wall_clock_breakdown: Switch = no_effect(False, "a step is one program; jax.profiler shows what it spends time on")
@@ -297,7 +310,7 @@ class Config(Section):
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where the value of each key that is set comes from, by dotted path; `jzero.config.report` has the rest."""
+        """Where the value of each key that is set comes from, by dotted path; `jzero.config.show.report` has the rest."""
         return self._trace.origins
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import hjson
 
-from jzero.config.arguments import TrainingArguments
 from jzero.config.config import Config
-from jzero.config.load import read_object, read_source
-from jzero.config.scalars import Anything, Fraction, Positive, Texts, choice
-from jzero.config.section import Section, Trace, build
+from jzero.config.schema.arguments import TrainingArguments
+from jzero.config.schema.scalars import Anything, Fraction, Positive, Texts, choice
+from jzero.config.schema.section import Section, Trace, build
+from jzero.config.sources.load import read_object, read_source
 from jzero.errors import ConfigError
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from jzero.base.units import format_bytes
 from jzero.doctor.finding import Finding
 from jzero.doctor.machine import Machine
 from jzero.doctor.variables import VARIABLES
 from jzero.errors import ConfigError
 from jzero.launch import read_launch
-from jzero.offload.budget import DEFAULT_POOL_GB, POOL_LIMIT
+from jzero.offload.host_budget import DEFAULT_POOL_GB, POOL_LIMIT
 from jzero.plan.hardware.cluster import USABLE
-from jzero.units import format_bytes
 
 _MIN_DRIVER = {"cuda12": 525, "cuda13": 580}  # NVIDIA's table of the drivers that a CUDA major version needs
 _MIN_SHARED = 1 << 30

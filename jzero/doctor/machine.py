@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from jzero import __version__
-from jzero.offload.budget import free_memory
+from jzero.offload.host_budget import free_memory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")

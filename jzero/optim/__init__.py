@@ -10,7 +10,7 @@ from typing import NamedTuple
 import optax
 
 from jzero.config import Config
-from jzero.config import optimizer_params as p
+from jzero.config.schema import optimizer_params as p
 from jzero.errors import ConfigError
 from jzero.optim.groups import assign
 from jzero.optim.rules import RULES, Setting, muon_rates, takes_momentum

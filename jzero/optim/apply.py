@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from jzero.precision import widened
+from jzero.zero.precision import widened
 
 
 def apply_optimizer(

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import optax
 
-from jzero.config.param_groups import ParamGroup
+from jzero.config.schema.param_groups import ParamGroup
 from jzero.errors import ConfigError
-from jzero.layout import path_name
+from jzero.sharding.placement import path_name
 
 OfName = Callable[[str], ParamGroup | None]
 

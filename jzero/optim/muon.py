@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jzero.layout import path_name
+from jzero.sharding.placement import path_name
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 """The quintic's coefficients (Jordan et al. 2024); they bring every singular value near 1 in a few steps."""

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jzero.config import optimizer_params as p
+from jzero.config.schema import optimizer_params as p
 from jzero.errors import ConfigError
-from jzero.layout import path_name
 from jzero.optim import transforms
 from jzero.optim.groups import OfName, add_decayed_weights, scale_by_multiplier
 from jzero.optim.muon import LoopDims, is_muon_matrix, scale_by_deepspeeds_muon
 from jzero.schedules import Momentum
+from jzero.sharding.placement import path_name
 
 Transformation = optax.GradientTransformation
 

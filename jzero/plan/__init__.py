@@ -1,5 +1,6 @@
 """Plans for GPUs that are not there: what each setting would hold and send, estimated or compiled for them."""
 
+from jzero.explain.layouts import Layouts, LeafLayout, parameter_layouts
 from jzero.plan.compiled.collectives import KINDS, Collective
 from jzero.plan.compiled.compile import compile_step
 from jzero.plan.compiled.memory_use import MemoryUse
@@ -12,7 +13,6 @@ from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
 from jzero.plan.estimate.step_time import StepTime
 from jzero.plan.hardware.cluster import Cluster, Wire
 from jzero.plan.hardware.figures import GPUS, GpuFigures, gpu_figures
-from jzero.plan.layouts import Layouts, LeafLayout, parameter_layouts
 from jzero.plan.search.largest import Largest, largest_model, max_batch
 from jzero.plan.search.planner import Plan, plan
 from jzero.plan.search.recommend import Recommendation

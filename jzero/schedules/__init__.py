@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from jzero.config import SchedulerConfig
-from jzero.config import deepspeed_schedules as d
-from jzero.config import torch_schedules as t
+from jzero.config.schema import deepspeed_schedules as d
+from jzero.config.schema import torch_schedules as t
 from jzero.schedules import deepspeed, torch
 from jzero.schedules.huggingface import hf_schedule
 from jzero.schedules.shapes import Shape

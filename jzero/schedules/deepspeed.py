@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jzero.config.deepspeed_schedules import (
+from jzero.config.schema.deepspeed_schedules import (
     LRRangeTestParams,
     OneCycleParams,
     WarmupCosineParams,

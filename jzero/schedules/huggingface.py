@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jzero.config import TrainingArguments
-from jzero.config import hf_schedules as h
+from jzero.config.schema import hf_schedules as h
 from jzero.errors import ConfigError
 from jzero.schedules.shapes import Shape, between, fall, share, waves
 

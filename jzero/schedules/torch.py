@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jzero.config import torch_schedules as t
+from jzero.config.schema import torch_schedules as t
 from jzero.schedules.shapes import Shape, between, fall, power, share
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jzero.mesh import make_mesh
+from jzero.sharding.mesh import make_mesh
 
 REPLICATED, SHARDED, COLUMNS = PartitionSpec(), PartitionSpec("shard"), PartitionSpec(None, "shard")
 METADATA = {"step": 7, "config": {"zero_optimization": {"stage": 3}}, "data": [1, 2.5, None, "text"]}

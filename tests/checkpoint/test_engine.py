@@ -11,11 +11,11 @@ from flax import nnx
 import jzero
 from jzero import models
 from jzero.checkpoint import Selection, read_header
-from jzero.checkpoint.header import Leaf
-from jzero.checkpoint.leaves import by_name
-from jzero.checkpoint.match import match
-from jzero.model import adapt
-from jzero.resume import LAYER_FORMS
+from jzero.checkpoint.format.header import Leaf
+from jzero.checkpoint.format.leaves import by_name
+from jzero.checkpoint.run.selection import match
+from jzero.flax.model import adapt
+from jzero.train.resume import LAYER_FORMS
 from tests.helpers import D_IN, D_OUT, batches, build, host, squared_error
 
 STEPS = batches(4, 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jzero.checkpoint import place
+from jzero.checkpoint.run import place
 from tests.checkpoint import kill_worker
 
 EVENTS_PER_LIFE = 12

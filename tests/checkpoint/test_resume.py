@@ -12,13 +12,14 @@ import pytest
 from rich.console import Console
 
 from jzero import checkpoint
-from jzero.checkpoint import place, read_header
+from jzero.checkpoint import read_header
+from jzero.checkpoint.run import place
 from jzero.config import load_run
-from jzero.data import load_corpus
 from jzero.errors import CheckpointError, ConfigError
-from jzero.mesh import make_mesh
-from jzero.resume import Start, load_start
-from jzero.trainer import Run, prepare, train
+from jzero.sharding.mesh import make_mesh
+from jzero.train.data import load_corpus
+from jzero.train.resume import Start, load_start
+from jzero.train.trainer import Run, prepare, train
 
 WHEN = ("training_arguments.max_steps", "training_arguments.save")
 """Overrides that change no program."""
@@ -154,7 +155,7 @@ def test_minutes_ask_for_a_save(prepared, tmp_path, monkeypatch):
         return batch(index, *args, **kwargs)
 
     run.corpus.train.batch = batch_that_takes_an_hour
-    monkeypatch.setattr(checkpoint.folder.time, "monotonic", lambda: clock() + skipped[0])
+    monkeypatch.setattr(checkpoint.run.folder.time, "monotonic", lambda: clock() + skipped[0])
     train(run)
     assert [step for step, _ in place.complete_in(tmp_path)] == [2, 6]
 
@@ -174,7 +175,7 @@ def test_metrics_that_cannot_be_written_do_not_stop_training(prepared, tmp_path,
     def full(self, step, metrics):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jzero.monitor.JsonLines.write", full)
+    monkeypatch.setattr("jzero.train.monitor.JsonLines.write", full)
     shown = console()
     assert train(prepared(tmp_path), console=shown).step == 6
     assert said(shown).count("Metrics cannot be written: No space left on device; training goes on.") == 1

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jzero import checkpoint
-from jzero.checkpoint import place
+from jzero.checkpoint.run import place
 from jzero.errors import CheckpointError
-from jzero.layout import Placement
-from jzero.state import pad, stored
+from jzero.sharding.placement import Placement
+from jzero.sharding.trees import pad, stored
 from tests.checkpoint.states import METADATA, abstract, assert_same, make_state
 from tests.helpers import mesh_of
 
@@ -52,7 +52,7 @@ def test_a_state_in_host_memory_is_saved_like_any_other(saved, tmp_path):
 def test_memory_may_be_reused_at_once(tmp_path):
     state, expected = make_state(3), make_state(3)
     change = jax.jit(lambda s: jax.tree.map(lambda x: ~x if x.dtype == bool else -x - 1, s), donate_argnums=0)
-    writer, may_write = sys.modules["jzero.checkpoint.save"]._WRITER, threading.Event()
+    writer, may_write = sys.modules["jzero.checkpoint.run.saving"]._WRITER, threading.Event()
     writer.submit(may_write.wait, 30)  # nothing is written before the state has changed
     saving = checkpoint.save(tmp_path / "c", state, {})
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_the_file_holds_true_shapes_whatever_the_padding(tmp_path, kind):
             assert not whole[rows:].any()
     _, header = checkpoint.read_header(tmp_path / "c")
     assert header.leaves["odd"].shape == (13, 5)
-    assert checkpoint.arrays.open_leaf(tmp_path / "c", "odd").shape == (13, 5)
+    assert checkpoint.format.arrays.open_leaf(tmp_path / "c", "odd").shape == (13, 5)
 
 
 def test_saving_again_replaces(tmp_path, monkeypatch):

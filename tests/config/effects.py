@@ -42,11 +42,11 @@ EFFECTS: dict[str, dict[str, str]] = {
             CosineAnnealingParams.* WarmRestartsParams.* CyclicParams.* OneCycleLRParams.*
             """,
     },
-    "tests/config/test_elastic.py": {
+    "tests/config/resolve/test_elastic.py": {
         "test_batch_sizes_beside_it": "elasticity.ignore_non_elastic_batch_info",
         "test_what_does_not_fit_is_a_sentence": "elasticity.model_parallel_size",
     },
-    "tests/config/test_mixed.py": {
+    "tests/config/schema/test_mixed.py": {
         "test_apex_is_fp16_with_its_own_loss_scaler": "amp.enabled",
         "test_apex_at_its_level_of_fp32_or_switched_off_is_fp32": "amp.opt_level",
         "test_apex_with_scales_of_its_own": "amp.loss_scale amp.min_loss_scale amp.max_loss_scale",
@@ -60,13 +60,13 @@ EFFECTS: dict[str, dict[str, str]] = {
             "zero_optimization.offload_optimizer.device zero_optimization.offload_param.device"
         ),
     },
-    "tests/offload/test_nvme.py": {
+    "tests/offload/nvme/test_nvme.py": {
         "test_a_killed_run_goes_on_from_before_or_after_its_step": ("zero_optimization.offload_optimizer.nvme_path"),
         "test_buffers_and_requests_are_as_many_and_as_large_as_the_file_says": (
             "zero_optimization.offload_optimizer.buffer_count aio.block_size aio.queue_depth aio.intra_op_parallelism"
         ),
     },
-    "tests/offload/test_residence.py": {
+    "tests/offload/test_offload_plan.py": {
         "test_a_ratio_keeps_the_smaller_part_on_the_device": "zero_optimization.offload_optimizer.ratio",
         "test_sub_group_size_bounds_a_piece": "zero_optimization.sub_group_size",
     },
@@ -74,11 +74,11 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_less_memory_takes_a_higher_stage": "zero_optimization.stage",
         "test_the_micro_batch_shrinks_until_it_fits_and_the_batch_stays": "train_micro_batch_size_per_gpu",
     },
-    "tests/test_engine.py": {
+    "tests/engine/test_engine.py": {
         "test_bytes_of_state_are_within_a_percent_of_the_paper_s": "zero_optimization.stage",
         "test_clipping_bounds_the_update_by_the_learning_rate_of_this_step": "gradient_clipping",
     },
-    "tests/test_engine_wire.py": {
+    "tests/engine/test_grad_reduce.py": {
         "test_what_arrives_has_the_digits_of_the_wire": "communication_data_type",
         "test_a_sum_beyond_fp16_overflows_only_where_too_little_is_divided_first": "prescale_gradients",
         "test_a_gradient_that_fp16_cannot_divide_arrives_when_it_is_not": "gradient_predivide_factor",
@@ -90,10 +90,10 @@ EFFECTS: dict[str, dict[str, str]] = {
     "tests/gpu_program/test_overlap.py": {
         "test_without_overlap_scanned_layers_hold_less": "zero_optimization.overlap_comm",
     },
-    "tests/test_precision.py": {
+    "tests/zero/test_precision.py": {
         "test_the_loss_computes_in_the_configured_dtype_and_the_state_lasts_in_fp32": "fp16.enabled bf16.enabled",
     },
-    "tests/test_precision_keys.py": {
+    "tests/zero/test_precision_keys.py": {
         "test_gradients_are_accumulated_in_the_dtype_asked_for": "data_types.grad_accum_dtype",
         "test_what_lasts_in_sixteen_bits_is_updated_in_fp32_and_rounded_once": """
             fp16.fp16_master_weights_and_grads bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states
@@ -102,33 +102,33 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_buffers_last_in_their_dtype": "data_types.buffer_dtype",
         "test_kept_parameters_enter_the_loss_in_fp32": "jzero.keep_fp32",
     },
-    "tests/test_loss_scale.py": {
+    "tests/zero/test_loss_scale.py": {
         "test_a_static_scale_never_changes": "fp16.loss_scale",
         "test_any_run_follows_the_state_machine": """
             fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
             fp16.min_loss_scale jzero.max_loss_scale
             """,
     },
-    "tests/test_engine_skips.py": {
+    "tests/engine/test_skips.py": {
         "test_too_many_skipped_steps_in_a_row_end_the_run": "jzero.max_skipped_steps_in_a_row",
     },
-    "tests/test_optim_groups.py": {
+    "tests/optim/test_groups.py": {
         "test_a_group_trains_like_an_optimizer_of_its_own": "jzero.param_groups",
     },
-    "tests/checkpoint/test_folder.py": {
+    "tests/checkpoint/run/test_folder.py": {
         "test_the_newest_stay_and_those_kept_for_their_step": "jzero.checkpoint.keep_every",
         "test_a_save_is_due_by_the_clock": "jzero.checkpoint.save_minutes",
     },
-    "tests/test_remat.py": {
+    "tests/flax/test_rematerialise.py": {
         "test_parameters_travel_as_with_the_model_s_own_option": "jzero.remat.modules",
         "test_only_the_input_of_each_block_goes_to_host_memory": """
             activation_checkpointing.cpu_checkpointing jzero.remat.policy
             """,
     },
-    "tests/test_trainer.py": {
+    "tests/train/test_trainer.py": {
         "test_the_deepspeed_part_says_what_is_shown_and_written": "steps_per_print dump_state",
     },
-    "tests/monitor/test_events.py": {
+    "tests/train/monitor/test_events.py": {
         "test_figures_lie_under_deepspeeds_names_over_samples": """
             tensorboard.enabled tensorboard.job_name csv_monitor.enabled csv_monitor.job_name
             """,

@@ -3,8 +3,8 @@
 import pytest
 
 from jzero.config import Config
-from jzero.config.section import Section, sections_of
-from jzero.config.verdicts import verdict
+from jzero.config.schema.section import Section, sections_of
+from jzero.config.schema.verdicts import verdict
 from jzero.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jzero.config import Config, TrainingArguments
-from jzero.config.report import lines
-from jzero.config.section import at
+from jzero.config.schema.section import at
+from jzero.config.show.report import lines
 from jzero.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ds_configs.jsonl"

@@ -15,13 +15,13 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
-from jzero.compat import inner_jaxprs
 from jzero.config import Config
-from jzero.config.section import SectionType, sections_of
-from jzero.config.verdicts import HONOURED, Verdict, verdict
+from jzero.config.schema.section import SectionType, sections_of
+from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
 from jzero.errors import ConfigError
-from jzero.functional import Functional, functional
-from jzero.mesh import mesh_for
+from jzero.jaxpr.compat import inner_jaxprs
+from jzero.sharding.mesh import mesh_for
+from jzero.zero.build import Functional, functional
 from tests.config.effects import EFFECTS
 from tests.helpers import mesh_of
 

@@ -1,6 +1,6 @@
 """Every parameter of every optimizer and schedule has an effect: with another value the update, or the rate, changes.
 
-That it is the effect that torch and DeepSpeed mean is tested in `tests/test_optim.py` and `tests/test_schedules*.py`.
+That it is the effect that torch and DeepSpeed mean is tested in `tests/optim/test_optim.py` and `tests/test_schedules*.py`.
 """
 
 from typing import Any
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jzero.config import Config, optimizer, scheduler
-from jzero.config.section import SectionType
-from jzero.config.verdicts import HONOURED, verdict
+from jzero.config import Config
+from jzero.config.schema import optimizer, scheduler
+from jzero.config.schema.section import SectionType
+from jzero.config.schema.verdicts import HONOURED, verdict
 from jzero.optim import build_optimizer
 from jzero.schedules import build_momentum, build_schedule
 

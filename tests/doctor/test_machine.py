@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-from jzero.cli import app
+from jzero.cli.program import app
 from jzero.doctor import machine, this_machine
 
 

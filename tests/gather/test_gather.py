@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jzero import compat
-from jzero.collectives import Wire
 from jzero.gather import gather_at_use, scanned_dims
-from jzero.layout import place_all
-from jzero.mesh import DATA_AXES, make_mesh, shard_over_data
-from jzero.state import is_placement, pad, unpad
+from jzero.jaxpr import compat
+from jzero.sharding.collectives import Wire
+from jzero.sharding.mesh import DATA_AXES, make_mesh, shard_over_data
+from jzero.sharding.placement import place_all
+from jzero.sharding.trees import is_placement, pad, unpad
 
 N = 8
 ROWS, D = 16, 24

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jzero import compat
+from jzero.jaxpr import compat
 
 
 def uneven(model: nnx.Module, seed: int = 7, by: float = 0.1) -> dict:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jzero.checkpoint.place import complete_in
+from jzero.checkpoint.run.place import complete_in
 from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 180

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from jzero.checkpoint.place import complete_in
-from jzero.cli import app
+from jzero.checkpoint.run.place import complete_in
+from jzero.cli.program import app
 from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 180
@@ -40,7 +40,7 @@ def test_two_processes_train_like_one_and_only_the_first_speaks(tmp_path, monkey
     with Processes(["-m", "jzero", *command(tmp_path / "two", devices=4)]) as processes:
         ended = processes.succeed(TIMEOUT)
     # A second has passed whenever somebody looks, or a quick step would not be long enough for a save to be due.
-    monkeypatch.setattr("jzero.checkpoint.folder.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr("jzero.checkpoint.run.folder.time", SimpleNamespace(monotonic=itertools.count().__next__))
     alone = CliRunner().invoke(app, command(tmp_path / "one", devices=8))
     assert alone.exit_code == 0, alone.output
 

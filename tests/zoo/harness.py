@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import jzero
-from jzero.layout import Placement
+from jzero.sharding.placement import Placement
 from tests.helpers import config, host
 from tests.zoo.case import ROWS, Case
 from tests.zoo.reference import N_DEVICES, Steps, train_alone

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jzero import compat
-from jzero.mesh import DATA_AXES
+from jzero.jaxpr import compat
+from jzero.sharding.mesh import DATA_AXES
 
 
 class Collective(NamedTuple):

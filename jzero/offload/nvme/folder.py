@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from jzero.checkpoint.lock import FolderLock
+from jzero.base.units import format_bytes
+from jzero.checkpoint.run.lock import FolderLock
 from jzero.errors import ConfigError, OffloadError
 from jzero.offload.nvme.disk import File
-from jzero.units import format_bytes
 
 Rest = Callable[[], dict[str, np.ndarray]]
 """Gives what lasts on the devices, as arrays of numpy's own dtypes by name."""

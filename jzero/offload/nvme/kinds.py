@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jzero.errors import ConfigError
-from jzero.offload.elementwise import run_on_pieces
-from jzero.offload.update import Leaf, Plan
+from jzero.jaxpr.elementwise import run_on_pieces
+from jzero.offload.host.update import Leaf, Plan
 
 
 @dataclass(frozen=True)

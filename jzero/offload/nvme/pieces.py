@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jzero.layout import Placement
+from jzero.sharding.placement import Placement
 
 
 class Piece(NamedTuple):

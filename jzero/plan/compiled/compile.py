@@ -12,13 +12,13 @@ import optax
 from jax.sharding import Mesh
 
 from jzero.config import Config
-from jzero.functional import Trainable, adapted, functional, model_width
-from jzero.mesh import mesh_for, n_data_shards
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
 from jzero.plan.compiled.program import Program, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.garbage import collection_put_off
+from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.zero.build import Trainable, adapted, functional, model_width
 
 
 def compile_step(

@@ -1,7 +1,7 @@
 """Whose each array of a compiled program is, in the words of a plan: parameters, gradients, activations and so on.
 
 XLA's buffers have no owner. What they hold is read off the program: what enters it has a name, collectives know which
-parameter they carry (`jzero.collectives.label`), and what is made of parameters alone stands for them.
+parameter they carry (`jzero.sharding.collectives.label`), and what is made of parameters alone stands for them.
 """
 
 import re

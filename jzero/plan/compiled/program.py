@@ -13,16 +13,16 @@ import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
+from jzero.base.units import format_bytes
 from jzero.plan.compiled.collectives import KINDS, Collective, overlapped_share, read_collectives
 from jzero.plan.compiled.flops import FlopCounter
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import MemoryUse
+from jzero.plan.compiled.program_table import collective_table, traffic_table
 from jzero.plan.compiled.timeline import Timeline, timeline
 from jzero.plan.compiled.traffic import LoopTraffic, loop_traffic
 from jzero.plan.estimate.step_time import MIDDLE, StepTime, compiled_time
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures, is_known
-from jzero.plan.tables.program_table import collective_table, traffic_table
-from jzero.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
+from jzero.base.quiet import CUDA_PLUGINS
 from jzero.errors import ConfigError, JzeroError
-from jzero.mesh import make_mesh
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures
-from jzero.quiet import CUDA_PLUGINS
+from jzero.sharding.mesh import make_mesh
 
 _TARGET = resources.files("jzero.plan.hardware") / "gpus" / "target.txtpb"
 
@@ -36,7 +36,7 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
         gpus_per_node: GPUs that share a node, and thus NVLink; a cluster smaller than one node is one node.
 
     Returns:
-        A mesh as `jzero.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to that function.
+        A mesh as `jzero.sharding.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to that function.
 
     Raises:
         ConfigError: an unknown GPU, nodes that would not be full, or a GPU that XLA cannot compile for.

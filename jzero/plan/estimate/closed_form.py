@@ -26,21 +26,21 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 from rich.table import Table
 
-from jzero import compat
+from jzero.base.units import format_bytes
 from jzero.config import Config
 from jzero.errors import ConfigError
-from jzero.functional import Functional, Trainable, functional
-from jzero.mesh import AXES, platform
-from jzero.offload.update import IN_FLIGHT
+from jzero.jaxpr import compat
+from jzero.offload.host.update import IN_FLIGHT
 from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
-from jzero.recipe import Recipe
-from jzero.stages import Gather, StagePlan
-from jzero.state import is_placement
-from jzero.step import train_step
-from jzero.units import format_bytes
+from jzero.sharding.mesh import AXES, platform
+from jzero.sharding.trees import is_placement
+from jzero.zero.build import Functional, Trainable, functional
+from jzero.zero.spec import Recipe
+from jzero.zero.stages import Gather, StagePlan
+from jzero.zero.step import train_step
 
 
 class Sent(NamedTuple):
@@ -66,7 +66,7 @@ class ClosedForm:
         host: host memory for what is offloaded, of the state and in the step.
         sent: bytes sent, by kind of collective and mesh axes.
         work: what is computed and sent, for `jzero.plan.estimate.step_time`.
-        memory_use: what is alive at each operation of the forward and backward pass, for `jzero.plan.pictures`.
+        memory_use: what is alive at each operation of the forward and backward pass, for `jzero.plan.render`.
         paper: what the ZeRO paper's formula says of the model states (Rajbhandari et al. 2020, section 3.1): 16 bytes
             a parameter for Adam in mixed precision, of which a stage divides its part.
     """

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 from rich.table import Table
 
+from jzero.base.units import format_bytes
 from jzero.errors import ConfigError
-from jzero.units import format_bytes
 
 _ON_GPU = 18
 """Bytes a parameter that a shard holds: the 16-bit and the fp32 gradient, the fp32 copy and Adam's two moments."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
-from jzero import compat
+from jzero.jaxpr import compat
 
 INLINED = frozenset(
     {"jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2"}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jzero import compat
+from jzero.jaxpr import compat
 from jzero.plan.estimate.flatten import LOOPS, RENAMES, SINKS, Op, Value, flatten
 from jzero.plan.estimate.order import REORDERED, breadth_first, gradients_last, sums_together, with_copies
 

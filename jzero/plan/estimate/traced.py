@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 
-from jzero import compat
+from jzero.jaxpr import compat
 from jzero.plan.compiled.kernels import Kernel
 from jzero.plan.estimate.flatten import INLINED, LOOPS, RENAMES, value_of
 from jzero.plan.estimate.liveness import ELEMENTWISE, REDUCTIONS
@@ -105,7 +105,7 @@ def step_work(program: Any, axis_sizes: Mapping[str, int], *, state_bytes: int, 
     """Adds up what one device runs in a training step.
 
     Args:
-        program: the jaxpr of `jzero.step.train_step`: loss and gradients inside one `shard_map`, the update outside.
+        program: the jaxpr of `jzero.zero.step.train_step`: loss and gradients inside one `shard_map`, the update outside.
         axis_sizes: sizes of the mesh's axes.
         state_bytes: of this device's parameters and moments, which the update reads and writes.
         param_bytes: of the parameters alone, and so of the gradients that it reads.

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jzero.mesh import DATA_AXES
 from jzero.plan.compiled.collectives import Collective
 from jzero.plan.compiled.topology import full_nodes
 from jzero.plan.estimate.closed_form import Sent
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures
 from jzero.plan.hardware.network import network
+from jzero.sharding.mesh import DATA_AXES
 
 USABLE = 0.92
 """The share of a GPU's memory that a program can have; CUDA, NCCL and fragmentation take the rest."""

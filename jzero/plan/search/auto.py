@@ -17,19 +17,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jzero.config import Config, TrainingArguments
-from jzero.config.auto import STAGE
-from jzero.config.batch import NAMES
-from jzero.config.scalars import is_auto
+from jzero.config.resolve.auto import STAGE
+from jzero.config.resolve.batch import NAMES
+from jzero.config.schema.scalars import is_auto
 from jzero.errors import ConfigError
-from jzero.functional import Trainable
-from jzero.mesh import n_data_shards
-from jzero.offload.budget import free_memory
+from jzero.offload.host_budget import free_memory
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.hardware.figures import gpu_figures, is_known
 from jzero.plan.search.recommend import CLOSED_FORM_ERROR, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, leaner, settings
 from jzero.plan.search.workload import Workload, startable
+from jzero.sharding.mesh import n_data_shards
+from jzero.zero.build import Trainable
 
 _TOTAL, _MICRO, _ACCUMULATION = NAMES
 _STAND_IN = "h100-80g"

@@ -9,13 +9,13 @@ import optax
 
 from jzero.config import Config, TrainingArguments
 from jzero.errors import ConfigError
-from jzero.functional import Trainable
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.search.recommend import Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, changes, leaner, settings
 from jzero.plan.search.workload import Workload, startable
+from jzero.zero.build import Trainable
 
 Compile = Literal["nothing", "recommended", "all"]
 
@@ -116,7 +116,7 @@ def plan(
         trainable: see `jzero.initialize`.
         training_arguments: what `"auto"` is filled from.
         hidden_size: the model's width, for `"auto"` sizes; read off the parameters when not given.
-        memory_use: whether what is compiled also tells how much memory it takes when, which `jzero.plan.pictures` draw.
+        memory_use: whether what is compiled also tells how much memory it takes when, which `jzero.plan.render` draw.
         report: is told what is being worked out.
 
     Returns:

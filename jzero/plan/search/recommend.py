@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jzero.base.units import format_bytes
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting
-from jzero.units import format_bytes
 
 CLOSED_FORM_ERROR = 0.15
 """How far the closed form's peak may be from the compiled program's."""

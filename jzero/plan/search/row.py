@@ -7,19 +7,19 @@ from typing import Any
 
 import jax
 
-from jzero.functional import Functional
-from jzero.offload.memory import PINNED_HOST
+from jzero.base.units import format_bytes
+from jzero.explain.layouts import Layouts, parameter_layouts
 from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.compiled.owners import PARTS
 from jzero.plan.compiled.program import Program
 from jzero.plan.estimate.closed_form import ClosedForm, closed_form
 from jzero.plan.estimate.step_time import StepTime, closed_form_time
 from jzero.plan.hardware.cluster import Cluster, Wire, compiled_wire
-from jzero.plan.layouts import Layouts, parameter_layouts
 from jzero.plan.search.setting import Setting
-from jzero.stages import Gather
-from jzero.state import is_placement
-from jzero.units import format_bytes
+from jzero.sharding.host_memory import PINNED_HOST
+from jzero.sharding.trees import is_placement
+from jzero.zero.build import Functional
+from jzero.zero.stages import Gather
 
 
 @dataclass(frozen=True)

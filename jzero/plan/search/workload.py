@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import optax
 
 from jzero.config import Config, TrainingArguments
-from jzero.config.auto import STAGE
-from jzero.config.batch import NAMES
-from jzero.config.scalars import is_auto
+from jzero.config.resolve.auto import STAGE
+from jzero.config.resolve.batch import NAMES
+from jzero.config.schema.scalars import is_auto
 from jzero.errors import JzeroError
-from jzero.functional import Trainable, adapted, model_width
 from jzero.plan.compiled.compile import compile_step
 from jzero.plan.estimate.closed_form import abstract_functional
 from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
 from jzero.plan.search.setting import Setting, with_setting
+from jzero.zero.build import Trainable, adapted, model_width
 
 
 @dataclass(frozen=True)

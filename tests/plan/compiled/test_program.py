@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from jzero.mesh import make_mesh
+from jzero.base.units import format_bytes
 from jzero.plan.compiled.program import KINDS, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.hardware.figures import gpu_figures
-from jzero.units import format_bytes
+from jzero.sharding.mesh import make_mesh
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("shard")
 N = 8

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import jzero
-from jzero import compat
+from jzero.jaxpr import compat
 from jzero.models import GPT, GPTConfig, next_token_loss
 from jzero.models.layers import LayerNorm
 from jzero.plan import compile_step, estimate_step

@@ -12,8 +12,8 @@ from jzero import models
 from jzero.errors import ConfigError
 from jzero.models.scaling import scaled
 from jzero.plan import Cluster, compile_step, estimate_step, largest_model, max_batch
+from jzero.plan.render.largest_table import largest_view
 from jzero.plan.search.largest import PRECISION, largest_fit
-from jzero.plan.tables.largest_table import largest_view
 
 D, N = 256, 4
 CONFIG = {

@@ -13,7 +13,7 @@ from jzero.errors import ConfigError
 from jzero.models.layers import LayerNorm
 from jzero.plan import Cluster, Setting, plan
 from jzero.plan.estimate.closed_form import Sent
-from jzero.plan.tables.plan_table import plan_view
+from jzero.plan.render.plan_table import plan_view
 
 D, N = 1024, 8
 ROWS = 1024 * N

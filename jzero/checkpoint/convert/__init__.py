@@ -1,0 +1,1 @@
+"""Checkpoints from and for other programs: export, and import."""

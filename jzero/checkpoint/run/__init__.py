@@ -1,0 +1,1 @@
+"""A checkpoint while it is written or read: its folder, its lock, the processes that share the work, what is selected."""

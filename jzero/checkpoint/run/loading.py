@@ -1,0 +1,189 @@
+"""Loading: any checkpoint into any state whose true arrays are the same, or into the part of it that is named.
+
+Each process reads its own shards in the new layout. What has arrived is checked against the checksums that were taken
+before it was saved, leaf by leaf; if something is wrong, the files at fault are looked for and named.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jzero.checkpoint.format import arrays, checksum, header
+from jzero.checkpoint.format.header import Header, Leaf
+from jzero.checkpoint.format.leaves import by_name, true_shapes
+from jzero.checkpoint.run.place import find
+from jzero.checkpoint.run.processes import agree, on_first_process
+from jzero.checkpoint.run.selection import Selection, Source, match
+from jzero.errors import DamagedCheckpointError
+
+PathLike = str | os.PathLike[str]
+
+
+def load(
+    path: PathLike,
+    state: Any,
+    *,
+    placements: Any = None,
+    selection: Selection | None = None,
+    donate: bool = False,
+) -> tuple[Any, dict[str, Any]]:
+    """Reads a checkpoint into a state; every process must call it.
+
+    Args:
+        path: a checkpoint, or a folder of checkpoints, of which the newest complete one is taken.
+        state: the pytree to fill, whose leaves have a shape, a dtype and the sharding to load into, in any memory:
+            `jax.ShapeDtypeStruct`s, or the arrays of a live state, which are needed where leaves keep their values.
+        placements: a pytree like `state` of `jzero.sharding.placement.Placement`s, if its arrays are padded.
+        selection: what to load; everything by default, and it must fit exactly.
+        donate: give up the memory of the arrays that are replaced before reading, once the names, the shapes and the
+            files are found to be right, so that the devices never hold two states.
+
+    Returns:
+        The state, and the metadata that was saved.
+
+    Raises:
+        CheckpointError: no complete checkpoint there, one of another model, or a damaged one.
+    """
+    folder = find(path)
+    head = header.read(folder)
+    shapes, live = true_shapes(state, placements), by_name(state)
+    wanted = {name: Leaf(shapes[name], str(x.dtype)) for name, x in live.items()}
+    sources = match(folder, head.leaves, wanted, selection or Selection())
+    on_first_process(lambda: check_files(folder, head))
+    if donate:
+        for name in sources:
+            live[name].delete()
+    parts = _read_verified(folder, head, _targets(head, sources, live))
+    loaded = {
+        name: _assemble(source, parts, live[name]) if live[name].size else _empty(live[name])
+        for name, source in sources.items()
+    }
+    leaves = [loaded.get(name, x) for name, x in live.items()]
+    return jax.tree.unflatten(jax.tree.structure(state), leaves), dict(head.metadata)
+
+
+def read_header(path: PathLike) -> tuple[Path, Header]:
+    """Reads what a checkpoint says of itself, and nothing else.
+
+    Args:
+        path: a checkpoint, or a folder of checkpoints, of which the newest complete one is taken.
+
+    Raises:
+        CheckpointError: no complete checkpoint there, or a damaged one.
+    """
+    folder = find(path)
+    return folder, header.read(folder)
+
+
+def _targets(head: Header, sources: Mapping[str, Source], live: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """How to read each saved leaf: padded like what it becomes, in its own dtype, in device memory if it changes."""
+    targets = {}
+    for name, source in sources.items():
+        to, shape, sharding = live[name], live[name].shape, live[name].sharding
+        if not to.size:
+            continue
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+        if source.stacked:
+            shape, spec = shape[1:], PartitionSpec(*spec[1:])
+        elif source.index is not None:
+            shape, spec = (source.n_layers, *shape), PartitionSpec(None, *spec)
+        saved = head.leaves[source.names[0]].dtype
+        if isinstance(sharding, NamedSharding) and (spec != sharding.spec or saved != str(to.dtype)):
+            sharding = NamedSharding(sharding.mesh, spec)
+        targets |= {part: jax.ShapeDtypeStruct(shape, jnp.dtype(saved), sharding=sharding) for part in source.names}
+    return targets
+
+
+def _read_verified(folder: Path, head: Header, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    parts, failure = {}, None
+    try:
+        parts = arrays.read(folder, targets)
+    except Exception as error:  # Orbax, tensorstore and the file system each have their own
+        failure = DamagedCheckpointError(
+            f"The arrays of the checkpoint {folder} cannot be read: {arrays.reason(error)}."
+        )
+    agree(failure)
+    sums = checksum.finish(checksum.start(parts, {name: head.leaves[name].shape for name in parts}))
+    damaged = [name for name, text in sums.items() if text != head.leaves[name].checksum]
+    if damaged:
+        where = _files_of(folder, damaged)
+        raise DamagedCheckpointError(
+            f"The checkpoint {folder} is damaged: {_listed(damaged)} {'have' if len(damaged) > 1 else 'has'} other "
+            f"values than were saved{f' ({_listed(where)})' if where else ''}; use an older checkpoint."
+        )
+    return parts
+
+
+def _assemble(source: Source, parts: Mapping[str, jax.Array], to: Any) -> jax.Array:
+    """Brings what was read into the form, the dtype and the place of the wanted leaf."""
+    xs = [parts[name] for name in source.names]
+    if not source.stacked and source.index is None and xs[0].dtype == to.dtype:
+        return xs[0]
+    sharding = to.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, sharding.spec)
+    x = _change(xs, source.stacked, source.index, jnp.dtype(to.dtype), sharding)
+    return x if to.sharding == x.sharding else jax.device_put(x, to.sharding)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: Any, sharding: Any) -> jax.Array:
+    x = jnp.stack(xs) if stacked else xs[0] if index is None else xs[0][index]
+    return jax.lax.with_sharding_constraint(x.astype(dtype), sharding)
+
+
+def _empty(like: Any) -> jax.Array:
+    zeros = np.zeros(like.shape, like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zeros[index])
+
+
+def check_files(folder: Path, head: Header) -> None:
+    """Looks at what sizes and small files tell.
+
+    Raises:
+        DamagedCheckpointError: a file is not what was written; it names the file and the leaves in it.
+    """
+    damaged = header.damaged_files(folder, head)
+    if not damaged:
+        return
+    file, problem = next(iter(damaged.items()))
+    more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
+    lost = _leaves_in(folder, head, damaged)
+    held = f"; it holds {_listed(lost)}" if lost else ""
+    raise DamagedCheckpointError(
+        f"The checkpoint {folder} is damaged: {file} {problem}{more}{held}; use an older checkpoint."
+    )
+
+
+def _leaves_in(folder: Path, head: Header, damaged: Mapping[str, str]) -> list[str]:
+    """The leaves that damaged files hold: of a shortened one, those that lie beyond its end."""
+    files = _leaves_of_files(folder)
+    lost: dict[str, None] = {}
+    for file in damaged:
+        intact = (folder / file).stat().st_size if (folder / file).is_file() else 0
+        whole_file = intact == head.files[file][0]
+        lost |= {leaf: None for leaf, end in files.get(file, {}).items() if whole_file or end > intact}
+    return [leaf for leaf in head.leaves if leaf in lost]
+
+
+def _files_of(folder: Path, leaves: list[str]) -> list[str]:
+    return [file for file, held in _leaves_of_files(folder).items() if held.keys() & set(leaves)]
+
+
+def _leaves_of_files(folder: Path) -> dict[str, dict[str, int]]:
+    """`arrays.leaves_of_files`, or nothing if the damage is in the tree that would tell."""
+    try:
+        return arrays.leaves_of_files(folder)
+    except Exception:
+        return {}
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

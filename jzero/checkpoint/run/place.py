@@ -1,0 +1,129 @@
+"""Where checkpoints are: complete ones by name, those that a killed process was about to put in place, and leftovers.
+
+A checkpoint is written beside its final place, completed there, and then swapped in by renaming; at every moment either
+the old one or the new one is complete under a name that `find` looks at.
+"""
+
+import errno
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from jzero.checkpoint.format.header import is_complete, saved_at
+from jzero.errors import CheckpointError
+
+STAGED = ".saving"
+"""How the name ends of a folder in which a checkpoint is made."""
+
+REMOVED = ".removed"
+"""How the name ends of a checkpoint that is being removed."""
+
+_NUMBERED = re.compile(rf"\.?.*-(?P<step>[0-9]+)({re.escape(STAGED)})?")
+
+
+def staging(path: Path) -> Path:
+    """The folder beside `path` in which a checkpoint is made before it takes its place."""
+    return path.with_name(f".{path.name}{STAGED}")
+
+
+def _outdated(path: Path) -> Path:
+    """Where a checkpoint is while another one takes its place."""
+    return path.with_name(f"{staging(path).name}.outdated")
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+    """The complete checkpoint that a path stands for: it, the newest in it, or the one whose swap was cut short.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path).absolute()
+    if is_complete(path):
+        return path
+    if not path.exists():
+        if is_complete(staging(path)):
+            return staging(path)
+        raise CheckpointError(f"There is no checkpoint at {path}: the folder does not exist.")
+    if inside := complete_in(path):
+        return inside[-1][1]
+    raise CheckpointError(
+        f"{path} holds no complete checkpoint; give the folder that a checkpoint was saved to, or that of a run."
+    )
+
+
+def complete_in(folder: Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints of a run's folder, named `...-STEP`, with their steps, in the order they were made.
+
+    That is not the order of steps where a new run has begun in the folder of an older one.
+    """
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():  # a final name after a hidden one
+        if (at := _NUMBERED.fullmatch(path.name)) and is_complete(path):
+            found[int(at["step"])] = path
+    return sorted(found.items(), key=lambda item: (saved_at(item[1]), item[0]))
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those around it, if they are not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def make_room(path: Path) -> None:
+    """Clears the way for a checkpoint, and refuses to replace what is none."""
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+    if path.exists() and not is_complete(path):
+        raise CheckpointError(
+            f"{path} already exists and is not a checkpoint; it is left alone: choose another folder or remove it."
+        )
+    recover(path)
+
+
+def swap_in(path: Path) -> None:
+    """Puts a complete checkpoint in its place; one that is there already goes."""
+    if path.exists():
+        path.rename(_outdated(path))
+    staging(path).rename(path)
+    shutil.rmtree(_outdated(path), ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Finishes a swap that was cut short, and clears away what is not complete."""
+    if not path.exists():
+        candidates = (staging(path), _outdated(path))
+        if found := next((folder for folder in candidates if is_complete(folder)), None):
+            found.rename(path)
+    for leftover in path.parent.glob(f"{staging(path).name}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def clear(path: Path) -> None:
+    """The same after a save that has failed, whose threads may still be writing for a moment."""
+    for _ in range(100):
+        recover(path)
+        time.sleep(0.02)
+        if not any(path.parent.glob(f"{staging(path).name}*")):
+            return
+
+
+def tidy(folder: Path) -> None:
+    """Finishes and clears away what killed processes left in a run's folder that nobody else writes to."""
+    for entry in list(folder.iterdir()):
+        if entry.name.startswith(".") and entry.name.endswith(REMOVED):
+            shutil.rmtree(entry, ignore_errors=True)
+        elif found := re.fullmatch(rf"\.(.*-[0-9]+){re.escape(STAGED)}.*", entry.name):
+            recover(folder / found[1])
+        elif re.fullmatch(r"\..*-[0-9]+\.lock", entry.name):
+            entry.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint so that no half of it can be taken for one."""
+    doomed = path.with_name(f".{path.name}{REMOVED}")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

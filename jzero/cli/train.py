@@ -1,0 +1,108 @@
+"""`jzero train RUN.json [KEY=VALUE ...]`: train the model of a run file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+
+from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
+from jzero.config import load_run
+from jzero.errors import JzeroError
+from jzero.launch import initialize_from_environment, leave_failed
+from jzero.sharding.mesh import simulate_devices
+from jzero.train.trainer import Result, describe, prepare, train
+
+
+def train_command(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.json", help="The run file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the run file, by dotted key.", show_default=False),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Simulate this many CPU devices.", show_default="the real devices")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECKPOINT|auto",
+            help="Go on from this checkpoint or the newest in this folder; auto: the newest in output_dir, if any.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="Begin with the parameters of this checkpoint.")
+    ] = None,
+) -> None:
+    r"""Train the model of a run file.
+
+    A run file is a JSON object with four parts:
+
+    - `model`: the family and its sizes, such as `{"family": "gpt", "d_model": 128, ...}`, or `{"size": "gpt2"}`
+    - `data`: the text; the Python standard library's source, or your own files by glob
+    - `training_arguments`: named as in Hugging Face: `learning_rate`, `max_steps`, `eval_steps`, ...
+    - `deepspeed`: a DeepSpeed configuration, or the path of one; `"auto"` is filled from `training_arguments`
+
+    Examples, ready to copy:
+
+        # the demo, on eight simulated devices
+        jzero train configs/demo.json --devices 8
+
+        # under another ZeRO stage
+        jzero train configs/demo.json deepspeed.zero_optimization.stage=2 --devices 8
+
+        # longer, with its results in another folder
+        jzero train configs/demo.json training_arguments.max_steps=1000 \
+            training_arguments.output_dir=runs/long --devices 8
+
+        # on your own text
+        jzero train configs/demo.json data.source=text 'data.files=["/my/**/*.txt"]' \
+            --devices 8
+
+        # Ctrl-C stops after the current step and saves; go on from there
+        jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
+
+        # under a scheduler that stops and starts it: go on where it was, wherever that is
+        jzero train configs/demo.json --resume auto --devices 8
+
+    Checkpoints and `metrics.jsonl` (one JSON object a line) go to `training_arguments.output_dir`.
+    """
+    try:
+        if devices is not None:
+            simulate_devices(devices)
+        initialize_from_environment()
+        result = _train(run_file, overrides or [], resume, weights)
+    except JzeroError as error:
+        typer.echo(f"error: {error}", err=True)
+        leave_failed(EXIT_BAD_INPUT)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    if result.interrupted:
+        raise typer.Exit(EXIT_SIGNAL + result.signal)
+
+
+def _train(run_file: Path, overrides: list[str], resume: Path | None, weights: Path | None) -> Result:
+    config = load_run(run_file, overrides)
+    run = prepare(config, base=run_file.parent)
+    console = Console() if jax.process_index() == 0 else None
+    if console is not None:
+        describe(run, console)
+    chosen = "auto" if resume == Path("auto") else resume
+    result = train(run, console=console, resume=chosen, weights=weights)
+    if console is not None:
+        console.print(_closing(result), highlight=False, soft_wrap=True)
+    return result
+
+
+def _closing(result: Result) -> str:
+    """The last lines of a run."""
+    ended = "Interrupted" if result.interrupted else "Done"
+    loss = result.metrics.get("validation_loss")
+    reached = "" if loss is None else f", validation loss {loss:.3f} nats per byte"
+    lines = [
+        f"{ended} after step {result.step} in {result.seconds:.0f} s{reached}.",
+        f"Checkpoint {result.checkpoint}, metrics {result.checkpoint.parent / 'metrics.jsonl'}.",
+    ]
+    if result.interrupted:
+        lines.append(f"Go on with --resume {result.checkpoint}.")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""One file for each command of the `jzero` program; `jzero.cli` puts them together."""

@@ -1,0 +1,95 @@
+"""`training_arguments.lr_scheduler_type` and its `lr_scheduler_kwargs`; the formulas are in `jzero.schedules`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from jzero.config.schema.scalars import Count, Fraction, NonNegative, Positive, Real, choice
+from jzero.config.schema.section import Section, SectionType
+
+Shape = Annotated[str, choice("linear", "cosine", "1-sqrt")]
+
+
+class NoKwargs(Section):
+    """`lr_scheduler_kwargs` of linear, constant and constant_with_warmup."""
+
+
+class CosineKwargs(Section):
+    """`lr_scheduler_kwargs` of cosine."""
+
+    num_cycles: NonNegative = 0.5
+
+
+class RestartsKwargs(Section):
+    """`lr_scheduler_kwargs` of cosine_with_restarts."""
+
+    num_cycles: Positive = 1
+
+
+class PolynomialKwargs(Section):
+    """`lr_scheduler_kwargs` of polynomial."""
+
+    lr_end: NonNegative = 1e-7
+    power: NonNegative = 1.0
+
+
+class InverseSqrtKwargs(Section):
+    """`lr_scheduler_kwargs` of inverse_sqrt; without a timescale it is the warm-up's length, or 10,000."""
+
+    timescale: Positive | None = None
+
+
+class MinLrKwargs(Section):
+    """`lr_scheduler_kwargs` of cosine_with_min_lr."""
+
+    num_cycles: NonNegative = 0.5
+    min_lr: NonNegative | None = None
+    min_lr_rate: NonNegative | None = None
+
+    @classmethod
+    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """The minimum is said in one of two ways."""
+        if (values.get("min_lr") is None) == (values.get("min_lr_rate") is None):
+            yield "min_lr", "or `min_lr_rate` must be given, and only one of the two"
+
+
+class WarmupMinLrKwargs(MinLrKwargs):
+    """`lr_scheduler_kwargs` of cosine_warmup_with_min_lr."""
+
+    warmup_lr_rate: Fraction | None = None
+
+
+class StableKwargs(Section):
+    """`lr_scheduler_kwargs` of warmup_stable_decay."""
+
+    num_decay_steps: Count
+    num_stable_steps: Count | None = None
+    warmup_type: Shape = "linear"
+    decay_type: Shape = "cosine"
+    min_lr_ratio: Fraction = 0.0
+    num_cycles: Real = 0.5
+
+
+KWARGS: dict[str, SectionType] = {
+    "linear": NoKwargs,
+    "cosine": CosineKwargs,
+    "cosine_with_restarts": RestartsKwargs,
+    "polynomial": PolynomialKwargs,
+    "constant": NoKwargs,
+    "constant_with_warmup": NoKwargs,
+    "inverse_sqrt": InverseSqrtKwargs,
+    "cosine_with_min_lr": MinLrKwargs,
+    "cosine_warmup_with_min_lr": WarmupMinLrKwargs,
+    "warmup_stable_decay": StableKwargs,
+}
+"""The schedules by Hugging Face's names."""
+
+
+def _type(value: Any) -> Any:
+    if value == "reduce_lr_on_plateau":
+        raise ValueError(f"= {value!r} is refused: it follows a metric; use linear, or cosine_with_min_lr")
+    return choice(*KWARGS).func(value)  # type: ignore[call-arg]
+
+
+LrSchedulerType = Annotated[str, PlainValidator(_type)]

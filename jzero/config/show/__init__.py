@@ -1,0 +1,1 @@
+"""A configuration for people: notes, tables, and the reference page."""

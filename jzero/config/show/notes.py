@@ -1,0 +1,101 @@
+"""What a configuration seems to want and does not get: keys of another stage, and pairs of keys that disagree.
+
+DeepSpeed trains such files too, and says nothing. None of these is an error here either, but each gets a sentence.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from jzero.config.schema.deepspeed_schedules import OneCycleParams
+from jzero.config.schema.scalars import is_auto
+from jzero.config.schema.verdicts import active_keys, given_keys, show, switched_on
+
+if TYPE_CHECKING:
+    from jzero.config.config import Config
+
+_ZERO = "zero_optimization."
+_SHARDED_AT = {
+    "offload_param": (3,),
+    "offload_optimizer": (1, 2, 3),
+    "allgather_partitions": (1, 2),
+    "allgather_bucket_size": (1, 2),
+    "round_robin_gradients": (1, 2),
+    "mics_shard_size": (3,),
+    "mics_hierarchical_params_gather": (3,),
+    "zero_hpz_partition_size": (3,),
+    "zero_quantized_weights": (3,),
+    "zero_quantized_nontrainable_weights": (3,),
+    "zero_quantized_gradients": (3,),
+    "zeropp_loco_param": (3,),
+    "memory_efficient_linear": (3,),
+    "leaf_module": (3,),
+}
+"""At which stages DeepSpeed reads a key of `zero_optimization`; a key that is not here, at 1 to 3, `stage3_*` at 3."""
+
+_FOR_NVME = tuple(f"{_ZERO}offload_optimizer.{name}" for name in ("nvme_path", "buffer_count"))
+
+_READ_AT_ANY_STAGE = ("stage", "reduce_bucket_size", "overlap_comm")
+"""Stage 0 reads these too: its gradients are reduced as well."""
+
+
+def unread(config: "Config", path: str) -> str | None:
+    """Why the stage of this configuration does not read a key, or None if it does; see `notes_on`.
+
+    >>> from jzero.config import Config
+    >>> unread(Config.load({"zero_optimization": {"stage": 2}}), "zero_optimization.stage3_max_live_parameters")
+    'stage 2 does not read it; stage 3 does'
+    """
+    if path.partition(".")[0] == "aio" or path in _FOR_NVME:
+        return None if config.zero_optimization.swaps_optimizer else "nothing is kept on NVMe"
+    if not path.startswith(_ZERO):
+        return None
+    name, stage = path.removeprefix(_ZERO).partition(".")[0], config.zero_optimization.stage
+    if name in _READ_AT_ANY_STAGE or is_auto(stage):
+        return None
+    if name == "sub_group_size":  # DeepSpeed's stages 1 and 2 do not have it; here it serves them too
+        return None if config.zero_optimization.offloads_optimizer else "it bounds the update of an offloaded optimizer"
+    stages = _SHARDED_AT.get(name, (3,) if name.startswith("stage3_") else (1, 2, 3))
+    if stage in stages:
+        return None
+    does = {1: f"stage {stages[0]} does", 2: f"stages {stages[0]} and {stages[-1]} do"}
+    return f"stage {stage} does not read it; {does.get(len(stages), f'stages {stages[0]} to {stages[-1]} do')}"
+
+
+def notes_on(config: "Config") -> Iterator[str]:
+    """One sentence for each key that is set and has no effect, and for keys that contradict each other."""
+    unread_keys: list[str] = []
+    for key in given_keys(config):
+        reason = unread(config, key.path)
+        if reason is None or any(key.path.startswith(f"{outer}.") for outer in unread_keys):
+            continue
+        unread_keys.append(key.path)
+        number = isinstance(key.value, int) and not isinstance(key.value, bool)
+        if number or _asks(key.value, key.default):
+            yield f"`{key.path}` = {show(key.value)} has no effect: {reason}"
+    for key in active_keys(config, "no effect here"):
+        if unread(config, key.path) is None:
+            yield f"`{key.path}` has no effect here: {key.verdict.reason}"
+    params = config.zero_optimization.offload_param
+    if config.zero_optimization.offloads_params and params and params.device == "nvme":
+        yield f"`{_ZERO}offload_param.device` = 'nvme' stands for host memory here: a compiled step reaches no files"
+    yield from _disagreements(config)
+
+
+def _asks(value: object, default: object) -> bool:
+    """Whether a key asks for something; an offload section by its device."""
+    device = getattr(value, "device", None)
+    return device not in ("none", "auto") if device is not None else switched_on(value, default)
+
+
+def _disagreements(config: "Config") -> Iterator[str]:
+    """Learning rates that contradict each other; the one in effect comes first."""
+    optimizer, scheduler = config.optimizer, config.scheduler
+    if optimizer is None or scheduler is None:
+        return
+    cycles = isinstance(scheduler.params, OneCycleParams) and scheduler.params.cycle_momentum
+    if cycles and getattr(optimizer.params, "cycled", None) != "betas":
+        yield f"`scheduler.params.cycle_momentum` has no effect with {optimizer.type}, whose betas it would cycle"
+    rate, peak = getattr(optimizer.params, "lr", None), getattr(scheduler.params, "warmup_max_lr", None)
+    numbers = isinstance(rate, float) and isinstance(peak, float) and "lr" in optimizer.params.model_fields_set
+    if numbers and rate != peak:
+        yield f"`scheduler.params.warmup_max_lr` = {peak} is what trains, and `optimizer.params.lr` = {rate} does not"

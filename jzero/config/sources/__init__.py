@@ -1,0 +1,1 @@
+"""Where a configuration comes from: JSON and HJSON files, Accelerate's files."""

@@ -1,0 +1,1 @@
+"""What became of each parameter, where it lies, and what each device holds."""

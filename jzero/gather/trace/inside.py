@@ -1,0 +1,280 @@
+"""Evaluates programs of which every parameter that is needed has been gathered, and makes units of them.
+
+A unit's own program can be large: a rematerialised region, a loop, a branch. Inside it parameters stay lazy until an
+equation needs them, so that casts and rearrangements still come last; what has been gathered for the unit is then at
+hand. Only a loop over stacked parameters goes on gathering by itself, layer by layer.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import primitives
+
+from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
+from jzero.gather.trace.regions import remat_regions
+from jzero.gather.trace.structural_keys import alike
+from jzero.gather.trace.walk import stacked_operands, walk
+from jzero.gather.unit.deferred import Lazy, Parts
+from jzero.gather.unit.products import apply_primitive
+from jzero.gather.unit.split_vjp import Operands, Pullback, is_inexact, recomputing_pullback, saving_pullback
+from jzero.gather.unit.units import Unit
+from jzero.jaxpr import compat
+from jzero.jaxpr.policies import OFFLOAD
+from jzero.sharding.collectives import Wire
+from jzero.sharding.host_memory import abstract
+
+
+class Inside:
+    """A visitor that runs a program on gathered parameters.
+
+    Args:
+        full: form -> gathered parameter.
+        arrays: leaf -> its arrays, for whole parameters and for those that a loop slices.
+        wire: how gradients travel.
+    """
+
+    def __init__(self, full: Mapping[Lazy, jax.Array], arrays: Mapping[int, Parts], wire: Wire):
+        self.full, self.arrays, self.wire = full, arrays, wire
+        self.regions: dict[Hashable, Callable] = {}
+
+    def value(self, x: Any) -> Any:
+        """The full array of an operand."""
+        if not isinstance(x, Lazy):
+            return x
+        return x.replayed(x.gathered(self.arrays[x.leaf]) if x.is_whole else self.full[x.form])
+
+    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """An equation without parameters."""
+        return compat.bind(eqn, operands)
+
+    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """An equation on full values."""
+        return apply_primitive(eqn, [self.value(x) for x in operands])
+
+    def output(self, value: Lazy) -> Any:
+        """A parameter that leaves the program."""
+        return self.value(value)
+
+    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """A `jax.checkpoint` region; its policy stays, except that it can never save what a loop inside gathers."""
+        forms, passed = _needs(eqn, operands)
+
+        def body(full, parts, data):
+            full, parts = dict(zip(forms, full, strict=True)), dict(zip(passed, parts, strict=True))
+            return _evaluate(eqn, operands, full, parts, data, self.wire)
+
+        key = _computation(eqn, operands, passed)
+        if key not in self.regions:
+            self.regions[key] = jax.checkpoint(body, policy=_policy(eqn), prevent_cse=eqn.params["prevent_cse"])
+        data = [x for x in operands if not isinstance(x, Lazy)]
+        return self.regions[key]([self.full[f] for f in forms], [self.arrays[leaf] for leaf in passed], data)
+
+    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+        """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
+        from jzero.gather.trace.interpreter import run
+
+        n_consts, n_carry = compat.scan_arity(eqn)
+        first_x = n_consts + n_carry
+        values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
+        if self.wire.pipelined and eqn.params["length"] > 1:
+            layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
+            if (outs := _pipelined(eqn, layers, values, self.wire)) is not None:
+                return outs
+
+        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            inputs = [*values[:n_consts], *carry, *xs]
+            slices = {operands[i].leaf: inputs[i] for i in stacked}
+            inputs = [operands[i].layer if i in stacked else x for i, x in enumerate(inputs)]
+            outs = run(eqn.params["jaxpr"], inputs, slices, self.wire, in_loop=True)
+            return outs[:n_carry], outs[n_carry:]
+
+        p = eqn.params
+        carry, ys = jax.lax.scan(
+            body, values[n_consts:first_x], values[first_x:], p["length"], reverse=p["reverse"], unroll=p["unroll"]
+        )
+        return [*carry, *ys]
+
+
+def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wire) -> list[Any] | None:
+    """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
+
+    Args:
+        eqn: the `scan`.
+        layers: its operands; of stacked parameters what one iteration sees.
+        values: its operands; of stacked parameters their arrays.
+        wire: how gradients travel.
+    """
+    program, (n_consts, n_carry) = eqn.params["jaxpr"], compat.scan_arity(eqn)
+    if any(
+        region.params["policy"] is OFFLOAD for region in remat_regions(program)
+    ):  # a pipeline keeps what its iterations take, on the devices
+        return None
+    needs = _Needs()
+    walk(program, [x if isinstance(x, Lazy) else False for x in layers], needs)
+    forms, passed = list(needs.forms), sorted(needs.passed)
+    if not forms:
+        return None
+    lazies = {x.leaf: x for x in layers if isinstance(x, Lazy)}
+    arrays = {x.leaf: parts for x, parts in zip(layers, values, strict=True) if isinstance(x, Lazy)}
+
+    def operands(inputs: Inputs, carry: Sequence[Any]) -> list[Any]:
+        xs = iter(inputs.xs)
+        sliced = [x if isinstance(x, Lazy) else next(xs) for x in layers[n_consts + n_carry :]]
+        return [*inputs.consts, *carry, *sliced]
+
+    def compute(full: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+        own, given = dict(zip(forms, full[: len(forms)], strict=True)), structure.unflatten(full[len(forms) :])
+        return walk(program, operands(given, carry), Inside(own, given.passed, wire))
+
+    inputs = Inputs(
+        {leaf: arrays[leaf] for leaf in passed},
+        [x for x in values[n_consts + n_carry :] if not isinstance(x, Parts)],
+        list(values[:n_consts]),
+    )
+    structure = jax.tree.structure(inputs)
+    body = Body(
+        compute,
+        lambda inputs, carry: walk(program, operands(inputs, carry), _Needs()),
+        forms,
+        [lazies[f.leaf].trainable for f in forms],
+        *(eqn.params[name] for name in ("length", "reverse", "unroll")),
+    )
+    stacks = {f.leaf: arrays[f.leaf] for f in forms}
+    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), wire)
+
+
+def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire, known: dict[Hashable, Pullback]) -> Unit | None:
+    """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
+
+    Args:
+        eqn: the equation.
+        operands: `Lazy` where the operand is a parameter; for data, whether a gradient may flow to it.
+        wire: how gradients travel.
+        known: computations of units made before, which those alike share; this one's is added.
+    """
+    forms, passed = _needs(eqn, operands)
+    is_region = eqn.primitive is primitives.remat_p
+    offloads = is_region and eqn.params["policy"] is OFFLOAD
+    if not forms and not offloads:
+        return None
+    key = _computation(eqn, operands, passed)
+    if key not in known:
+        known[key] = _pullback(eqn, operands, forms, passed, wire)
+    name = "checkpoint" if is_region else eqn.primitive.name
+    return Unit(name, tuple(forms), tuple(passed), known[key], offloads)
+
+
+def _computation(eqn: Any, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
+    """Equal for equations that may share their computation."""
+    # What a loop inside gathers is called by its own name, so that nothing else can have the same computation.
+    names = [x.name for x in operands if isinstance(x, Lazy) and x.leaf in passed and not x.is_whole]
+    return alike(eqn, operands), *names
+
+
+def _pullback(eqn: Any, operands: Sequence[Any], forms: list[Lazy], passed: list[int], wire: Wire) -> Pullback:
+    """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
+    is_region = eqn.primitive is primitives.remat_p
+    lazies = [x for x in operands if isinstance(x, Lazy)]
+    trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
+    parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf)) for leaf in passed}
+    passed_leaves, passed_tree = jax.tree.flatten(parts)
+    data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, Lazy)]
+    out_shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+
+    def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
+        parts = passed_tree.unflatten(others[: len(passed_leaves)])
+        return _evaluate(eqn, operands, dict(zip(forms, full, strict=True)), parts, others[len(passed_leaves) :], wire)
+
+    shapes, others = [f.shape for f in forms], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
+    moving = [
+        any(x.trainable for x in lazies if x.leaf == leaf) for leaf in passed for _ in jax.tree.leaves(parts[leaf])
+    ]
+    moving += [moves for _, moves in data]
+    taken = Operands(shapes, trainable, others, moving)
+    if is_region and eqn.params["policy"] in (None, OFFLOAD):
+        return recomputing_pullback(compute, taken, out_shapes)
+    if is_region:
+        compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
+    return saving_pullback(compute, taken, recomputes=is_region)
+
+
+def identity_unit(value: Lazy) -> Unit:
+    """A unit that only gathers: for a parameter that leaves the program as it is."""
+    taken = Operands([value.shape], [value.trainable], [], [])
+    pullback = saving_pullback(lambda full, _: [value.replayed(full[0])], taken, recomputes=False)
+    return Unit("output", (value.form,), (), pullback)
+
+
+def _evaluate(eqn, operands, full, arrays, data, wire) -> list[jax.Array]:
+    """One equation, with its data operands replaced, on gathered parameters."""
+    given = iter(data)
+    operands = [x if isinstance(x, Lazy) else next(given) for x in operands]
+    inside = Inside(full, arrays, wire)
+    if eqn.primitive is primitives.remat_p:
+        return walk(eqn.params["jaxpr"], operands, inside)
+    if stacked := stacked_operands(eqn, operands):
+        return inside.loop(eqn, operands, stacked)
+    return inside.use(eqn, operands)
+
+
+def _policy(eqn: Any) -> Any:
+    policy = eqn.params["policy"]
+
+    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
+        return False if primitive is primitives.all_gather_p else policy(primitive, *avals, **params)
+
+    return policy and saves
+
+
+def _part_shapes(x: Lazy) -> Parts:
+    shard = abstract(x.placement.shard_shape, x.dtype, on_host=x.on_host)
+    ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready, on_host=x.on_host)
+    return Parts(shard, x.shape if x.in_advance else None, ready)
+
+
+def _shape(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[Lazy], list[int]]:
+    """What an equation needs of its parameters: forms to be gathered, in the order of first use, and leaves whose own
+    arrays it takes.
+    """
+    needs = _Needs()
+    if eqn.primitive is primitives.remat_p:
+        walk(eqn.params["jaxpr"], [x if isinstance(x, Lazy) else False for x in operands], needs)
+    elif stacked := stacked_operands(eqn, operands):
+        needs.loop(eqn, list(operands), stacked)
+    else:
+        needs.use(eqn, list(operands))
+    return list(needs.forms), sorted(needs.passed)
+
+
+class _Needs:
+    """A visitor that only notes what is needed. Data is a bool: whether a gradient may flow to it."""
+
+    def __init__(self):
+        self.forms: dict[Lazy, None] = {}
+        self.passed: set[int] = set()
+
+    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
+
+    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        return self.data(eqn, [self.output(x) if isinstance(x, Lazy) else x for x in operands])
+
+    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        return walk(eqn.params["jaxpr"], operands, self)
+
+    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+        self.passed |= {operands[i].leaf for i in stacked}
+        return self.use(eqn, [x.trainable if i in stacked else x for i, x in enumerate(operands)])
+
+    def output(self, value: Lazy) -> Any:
+        if value.is_whole:
+            self.passed.add(value.leaf)
+        else:
+            self.forms[value.form] = None
+        return value.trainable

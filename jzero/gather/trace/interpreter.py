@@ -1,0 +1,203 @@
+"""Gather at use: evaluates the jaxpr of any function with sharded parameters standing in for full ones.
+
+The function is traced with full shapes. A first walk over its jaxpr finds the units, each the use of some parameters by
+one equation, and plans their gathers; a second one runs it: equations on data alone as they are, equations that only
+rearrange a parameter not at all until its use, and each unit so that it gathers, computes and drops. Whatever this does
+not understand is gathered in front of its use: slower, never wrong.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
+from jzero.gather.trace.inside import Inside, identity_unit, make_unit
+from jzero.gather.trace.walk import walk
+from jzero.gather.unit.deferred import Lazy, Parts
+from jzero.gather.unit.split_vjp import Pullback, is_inexact
+from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own, run_unit
+from jzero.jaxpr import compat
+from jzero.sharding.collectives import Wire
+from jzero.sharding.host_memory import is_on_host, to_device
+from jzero.sharding.placement import path_name
+
+
+def gather_at_use(
+    fn: Callable,
+    placements: Any,
+    wire: Wire,
+    *,
+    casts: Any,
+    trainable: Any,
+    wholes: Any | None = None,
+    ready: Any | None = None,
+    limits: Limits | None = None,
+) -> Callable:
+    """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
+
+    Args:
+        fn: `fn(params, *args)`, written without a thought of sharding.
+        placements: pytree of `Placement` like `params`; leaves with `dim=None` are passed whole.
+        wire: how gradients travel.
+        casts: pytree of tuples of dtypes like `params`: what each leaf is cast to before it is gathered.
+        trainable: pytree of bool like `params`: whether a leaf gets a gradient.
+        wholes: the parameters gathered in advance, a pytree like `params`; then only gradients travel, at each use.
+        ready: shards cast in advance, a pytree like `params` with None where a leaf was not; they are what travels.
+        limits: how far gathers may run ahead and what stays gathered; without, each use gathers for itself alone.
+
+    Returns:
+        `sharded_fn(params_sharded, *args)` with the same results. Differentiated in reverse mode it gathers parameters
+        again in the backward pass, and the gradient of a sharded leaf is already summed over the mesh and scattered;
+        that of a whole leaf is the device's own, not summed.
+    """
+
+    def sharded_fn(params_sharded: Any, *args: Any) -> Any:
+        paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
+        leaves = [leaf for _, leaf in paths]
+        given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))
+        flat = [treedef.flatten_up_to(t) for t in (placements, casts, trainable)]
+        arrays, lazies = {}, []
+        every = zip(leaves, *flat, given, cast_before, strict=True)
+        for i, (shard, placement, cast, train, whole, early) in enumerate(every):
+            arrays[i] = Parts(shard, None if placement.dim is None else whole, early)
+            in_advance, on_host = arrays[i].whole is not None, is_on_host(shard)
+            name, dtype = path_name(paths[i][0]), None if early is None else early.dtype
+            lazies.append(Lazy(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype))
+        program, out_shape = compat.trace(fn, treedef.unflatten([x.shape for x in lazies]), *args)
+        outs = run(program, [*lazies, *jax.tree.leaves(args)], arrays, wire, limits)
+        return jax.tree.structure(out_shape).unflatten(outs)
+
+    return sharded_fn
+
+
+def run(
+    program: Any,
+    operands: Sequence[Any],
+    arrays: Mapping[int, Parts],
+    wire: Wire,
+    limits: Limits | None = None,
+    *,
+    in_loop: bool = False,
+) -> list[jax.Array]:
+    """Evaluates a jaxpr on operands of which some may be `Lazy`.
+
+    Args:
+        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        operands: one value per input.
+        arrays: the arrays of every parameter.
+        wire: how gradients travel.
+        limits: see `gather_at_use`.
+        in_loop: whether this is the body of a loop.
+
+    Returns:
+        One array per output.
+    """
+    plan = _plan(program, operands, wire, in_loop=in_loop)
+    shared = _shared(plan, operands)
+    if shared:
+        # The gradients of several uses add up, which they cannot do on the host: fetched once, in front of all of them.
+        arrays = {**arrays, **{i: Parts(*(x if x is None else to_device(x) for x in arrays[i])) for i in shared}}
+        here = lambda x: isinstance(x, Lazy) and x.leaf in shared
+        operands = [replace(x, on_host=False) if here(x) else x for x in operands]
+        plan = _plan(program, operands, wire, in_loop=in_loop)
+    schedules = {} if limits is None else look_ahead(plan.steps, limits)
+    return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
+
+
+def _plan(program: Any, operands: Sequence[Any], wire: Wire, *, in_loop: bool) -> "_Plan":
+    """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
+    plan = _Plan(wire)
+    walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
+    return plan
+
+
+def _shared(plan: "_Plan", operands: Sequence[Any]) -> set[int]:
+    """The parameters on the host that several units use."""
+    on_host = {x.leaf for x in operands if isinstance(x, Lazy) and x.on_host}
+    units = [step for step in plan.steps if isinstance(step, Unit)]
+    uses = Counter(leaf for unit in units for leaf in {*(f.leaf for f in unit.forms), *unit.passed})
+    return {leaf for leaf in on_host if uses[leaf] > 1}
+
+
+class _Plan:
+    """The first walk: finds the units. Data is a bool here: whether a gradient may flow to it.
+
+    Attributes:
+        steps: the units and fences in order.
+        found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
+            `steps`; None if it gathers nothing itself.
+        known: the computations of units, by what `alike` says of them.
+        wire: how gradients travel.
+    """
+
+    def __init__(self, wire: Wire):
+        self.steps: list[Unit | Fence] = []
+        self.found: list[int | None] = []
+        self.known: dict[Hashable, Pullback] = {}
+        self.wire = wire
+
+    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
+
+    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        return self._unit(eqn, operands)
+
+    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        return self._unit(eqn, operands)
+
+    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+        self.steps.append(Fence(sum(eqn.invars[i].aval.size for i in stacked if not operands[i].is_whole)))
+        return self._unit(eqn, operands)
+
+    def output(self, value: Lazy) -> Any:
+        self._note(None if value.is_whole else identity_unit(value))
+
+    def _unit(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        self._note(make_unit(eqn, operands, self.wire, self.known))
+        flows = any(x.trainable if isinstance(x, Lazy) else x is True for x in operands)
+        return [flows and is_inexact(v.aval) for v in eqn.outvars]
+
+    def _note(self, unit: Unit | None) -> None:
+        self.found.append(None if unit is None else len(self.steps))
+        if unit is not None:
+            self.steps.append(unit)
+
+
+class _Run(Inside):
+    """The second walk: comes by the same equations in the same order, and runs the units that the first one found."""
+
+    def __init__(self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, Parts], *, tied: bool):
+        super().__init__({}, arrays, plan.wire)
+        self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
+        self.found = iter(plan.found)
+        self.schedules = schedules
+        self.links: dict[Link, jax.Array] = {}
+        self.tied = tied
+
+    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        number = next(self.found)
+        return super().use(eqn, operands) if number is None else self._unit(number, operands)
+
+    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        number = next(self.found)
+        return super().region(eqn, operands) if number is None else self._unit(number, operands)
+
+    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+        number = next(self.found)
+        return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
+
+    def output(self, value: Lazy) -> Any:
+        number = next(self.found)
+        return super().output(value) if number is None else self._unit(number, [])[0]
+
+    def _unit(self, number: int, operands: list[Any]) -> list[Any]:
+        unit = self.units[number]
+        schedule = self.schedules.get(number) or on_its_own(unit)
+        data = [x for x in operands if not isinstance(x, Lazy)]
+        handed_on = (*schedule.ahead.deliver, *schedule.back.deliver)
+        uses = {form: self.units[to].name for form, to in handed_on} | dict.fromkeys(unit.forms, unit.name)
+        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.wire, tied=self.tied)

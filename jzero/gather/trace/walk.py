@@ -1,0 +1,91 @@
+"""Walks over a jaxpr of which some operands are lazy parameters, and asks a visitor what to do at each use of one.
+
+Planning a program, running it and evaluating a part of it on gathered parameters are three visitors of one walk, so
+that they cannot disagree about what a use is.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from jax.extend import core as jex_core
+from jax.extend.core import primitives
+
+from jzero.gather.unit.deferred import Lazy
+from jzero.jaxpr import compat
+
+INLINED = frozenset({primitives.jit_p, primitives.closed_call_p, primitives.call_p})
+"""Calls that only give a name to a piece of code."""
+
+
+class Visitor(Protocol):
+    """What happens at the equations of a program; operands are `Lazy` or whatever the visitor lets data be."""
+
+    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """An equation without lazy operands."""
+        ...
+
+    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """An equation that needs the full value of its lazy operands."""
+        ...
+
+    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """A `jax.checkpoint` region with lazy operands."""
+        ...
+
+    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+        """A `scan` that walks over the lazy operands numbered `stacked`; it may have others."""
+        ...
+
+    def output(self, value: Lazy) -> Any:
+        """A parameter that leaves the program as it is."""
+        ...
+
+
+def walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
+    """Evaluates a jaxpr, leaving to the visitor what has to do with parameters.
+
+    Args:
+        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        operands: one value per input, some of them `Lazy`.
+        visitor: what to do.
+
+    Returns:
+        One value per output; none is `Lazy`.
+    """
+    return [visitor.output(x) if isinstance(x, Lazy) else x for x in _walk(program, operands, visitor)]
+
+
+def _walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
+    jaxpr, consts = compat.subprogram(program)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+    for eqn in jaxpr.eqns:
+        values = [v.val if isinstance(v, jex_core.Literal) else env[v] for v in eqn.invars]
+        env.update(zip(eqn.outvars, _visit(eqn, values, visitor), strict=True))
+    return [v.val if isinstance(v, jex_core.Literal) else env[v] for v in jaxpr.outvars]
+
+
+def _visit(eqn: Any, operands: list[Any], visitor: Visitor) -> list[Any]:
+    lazies = [x for x in operands if isinstance(x, Lazy)]
+    if not lazies:
+        return visitor.data(eqn, operands)
+    if eqn.primitive in INLINED:
+        return _walk(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"], operands, visitor)
+    if eqn.primitive is primitives.remat_p:
+        return visitor.region(eqn, operands)
+    if stacked := stacked_operands(eqn, operands):
+        return visitor.loop(eqn, operands, stacked)
+    if len(operands) == 1 and (followed := lazies[0].follow(eqn)):
+        return [followed]
+    return visitor.use(eqn, operands)
+
+
+def stacked_operands(eqn: Any, operands: Sequence[Any]) -> list[int]:
+    """The operands that a `scan` can slice as shards. A rearranged stack is gathered in front of the loop."""
+    if eqn.primitive is not primitives.scan_p:
+        return []
+    first_x = sum(compat.scan_arity(eqn))
+    return [
+        i
+        for i, x in enumerate(operands)
+        if i >= first_x and isinstance(x, Lazy) and not x.replay and x.placement.dim != 0
+    ]

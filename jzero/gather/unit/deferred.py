@@ -1,0 +1,127 @@
+"""A parameter that compute has not asked for yet: which one it is, and what to replay on the full value.
+
+It holds no arrays: the same description serves to plan a program and to run it. A parameter that is whole on every
+device is lazy too, so that all stages run the same way; using it moves nothing.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jzero.jaxpr import compat
+from jzero.sharding.collectives import Wire, gather_leaf, label, scatter_leaf
+from jzero.sharding.host_memory import to_device
+from jzero.sharding.placement import Placement
+
+REPLAYABLE = frozenset(
+    {"reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "copy", "copy_p", "rev", "name"}
+)
+"""Primitives of one operand that only rearrange a parameter: replayed on the full value, and no use of it."""
+
+
+class Parts(NamedTuple):
+    """The arrays of one parameter on this device.
+
+    Attributes:
+        shard: this device's part of the lasting parameter; what gradients are taken of.
+        whole: the parameter gathered in advance, in compute dtype; None to gather at every use.
+        ready: the shard as it travels, cast in advance; None to cast at every use.
+    """
+
+    shard: Any
+    whole: Any = None
+    ready: Any = None
+
+    @property
+    def travels(self) -> Any:
+        """What is gathered."""
+        return self.shard if self.ready is None else self.ready
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A full value that a use of it gathers, and whose gradient is scattered as soon as that use has produced it.
+
+    Attributes:
+        leaf: the parameter's index in flattening order.
+        name: its dotted name.
+        placement: how it lies over the mesh.
+        dtype: its lasting dtype.
+        casts: dtypes the shard passes through before it travels; the last one is what is gathered.
+        in_advance: whether it was gathered before, so that only its gradient travels.
+        trainable: whether a gradient is wanted.
+        on_host: whether it lives in host memory, to be fetched at each use; its gradient goes there too.
+        ready: the dtype to which it was cast in advance, if it was.
+        replay: equations to apply, in order, to the gathered array.
+    """
+
+    leaf: int
+    name: str
+    placement: Placement
+    dtype: Any
+    casts: tuple[Any, ...] = ()
+    in_advance: bool = False
+    trainable: bool = True
+    on_host: bool = False
+    ready: Any = None
+    replay: tuple[Any, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every device holds all of it, so that its gradient stays the device's own."""
+        return self.placement.dim is None
+
+    @property
+    def form(self) -> "Lazy":
+        """What is gathered for it, before anything is replayed; equal for all that can share one gather."""
+        return replace(self, replay=(), trainable=True)
+
+    @property
+    def shape(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the gathered parameter, before anything is replayed."""
+        return jax.ShapeDtypeStruct(self.placement.shape, self.casts[-1] if self.casts else self.dtype)
+
+    @property
+    def layer(self) -> "Lazy":
+        """What one iteration of a `scan` over dimension 0 sees."""
+        assert self.placement.dim != 0, "the layout never divides a scanned dimension"
+        return replace(self, placement=self.placement.layer)
+
+    def follow(self, eqn: Any) -> "Lazy | None":
+        """The value after one more equation, still lazy, or None if that equation needs the full array."""
+        if eqn.primitive.name == "convert_element_type":
+            return self._cast(eqn)
+        if eqn.primitive.name == "stop_gradient":
+            return replace(self, trainable=False, replay=(*self.replay, eqn))
+        if eqn.primitive.name in REPLAYABLE and len(eqn.invars) == 1:
+            return replace(self, replay=(*self.replay, eqn))
+        return None
+
+    def _cast(self, eqn: Any) -> "Lazy":
+        # A cast commutes with every rearrangement, so a narrowing one moves in front of the gather: fewer bytes travel.
+        new, now = jnp.dtype(eqn.params["new_dtype"]), self.shape.dtype
+        floats = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(now, jnp.floating)
+        widened = any(e.primitive.name == "convert_element_type" for e in self.replay)
+        if floats and not self.in_advance and not widened and new.itemsize <= now.itemsize:
+            return replace(self, casts=(*self.casts, new))
+        return replace(self, replay=(*self.replay, eqn))
+
+    def gathered(self, parts: Parts, use: str = "") -> jax.Array:
+        """The gathered parameter from its arrays, for a named use; differentiable only where it is whole."""
+        if parts.whole is not None:
+            return parts.whole
+        with label("gather", self.name, use):
+            return gather_leaf(to_device(parts.travels), self.placement, self.casts)
+
+    def scattered(self, grad: jax.Array, wire: Wire, use: str = "") -> jax.Array:
+        """Sums the gradient of the gathered parameter over the mesh; each device keeps its shard, as it lasts."""
+        with label("scatter", self.name, use):
+            return scatter_leaf(grad, self.placement, wire).astype(self.dtype)
+
+    def replayed(self, full: jax.Array) -> jax.Array:
+        """Applies the recorded equations to the gathered parameter."""
+        for eqn in self.replay:
+            (full,) = compat.bind(eqn, [full])
+        return full

@@ -1,0 +1,278 @@
+"""An engine's state with the optimizer in files: one state for the user, divided between devices and disk.
+
+On the devices last the parameters in the dtype that computes, small parameters with their moments, and the counters.
+The fp32 parameters and moments of the others are in files, each process's own.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jzero.base.units import format_bytes
+from jzero.config.schema.sections import Aio
+from jzero.errors import ConfigError, JzeroError, OffloadError
+from jzero.jaxpr import compat
+from jzero.offload.host_budget import free_memory
+from jzero.offload.nvme.disk import Disk
+from jzero.offload.nvme.folder import NVME_KEY, Folder
+from jzero.offload.nvme.groups import Shard
+from jzero.offload.nvme.kinds import sort_kinds
+from jzero.offload.nvme.pieces import Pieces
+from jzero.offload.nvme.store import Store, lay_out
+from jzero.sharding.host_memory import PINNED_HOST
+from jzero.sharding.trees import TrainState, split
+from jzero.zero.build import Functional
+from jzero.zero.precision import widened
+
+GROUP_ELEMENTS = 2**21
+"""The most elements that are updated at once, whatever `sub_group_size` allows: what a processor's cache likes best."""
+
+CHUNK_ELEMENTS = 2**27
+"""Elements of parameters and moments that are in memory at once while a state is made or read."""
+
+
+class Swapped:
+    """The part of an engine's state that is in files, and the step that passes it through memory.
+
+    Args:
+        fns: the run, with a `division`.
+
+    Raises:
+        ConfigError: the optimizer needs whole parameters, or the disk cannot be used.
+    """
+
+    def __init__(self, fns: Functional):
+        config, division = fns.recipe.config, fns.division
+        offload, aio = config.zero_optimization.offload_optimizer, config.aio or Aio()
+        assert division is not None
+        assert offload is not None
+        assert fns.recipe.update_plan is not None
+        self._fns, self._division = fns, division
+        trained, _ = split(fns.whole.params, fns.recipe.trainable)
+        loss = jax.ShapeDtypeStruct((), np.float32)
+        operands = jax.tree.leaves([jax.eval_shape(widened, trained), fns.whole.opt_state, trained, loss])
+        kinds, kind_of = sort_kinds(fns.recipe.update_plan, operands, division.casts)
+        self._pieces = Pieces(division.placements, fns.recipe.mesh)
+        shards = [Shard(self._pieces.size(i), kind_of[piece.leaf]) for i, piece in enumerate(self._pieces.all)]
+        sub_group = config.zero_optimization.sub_group_size or GROUP_ELEMENTS
+        layout = lay_out(shards, kinds, min(GROUP_ELEMENTS, sub_group))
+        self._folder = _open(offload.nvme_path, layout.n_bytes, self._description(sub_group))
+        self._store = Store(
+            layout,
+            self._folder,
+            Disk(aio.block_size, aio.queue_depth * aio.intra_op_parallelism),
+            offload.buffer_count,
+            {i: operands[i] for kind in kinds for i in kind.scalars},
+            grad_dtype=np.float32,
+            divides=bool(config.gradient_clipping) or fns.recipe.residence.at_use,
+        )
+        self._memory_kind = PINNED_HOST if fns.recipe.residence.at_use else None
+
+    def init(self, seed: np.uint32, params: Any = None) -> TrainState:
+        """Makes a new state; what an earlier run has left stays until the first step, see `recover`.
+
+        Args:
+            seed: of the initialisation.
+            params: initial parameters in place of the model's own, true shapes.
+
+        Returns:
+            What lasts on the devices.
+        """
+        given = () if params is None else (params,)
+        part_of = compat.parts(compat.trace(self._fns.initial, seed, *given)[0])
+        operands = [seed, *jax.tree.leaves(given)]
+
+        def made(leaves: Sequence[int]) -> dict[int, jax.Array]:
+            numbers = [i for leaf in leaves for i in self._division.arrays[leaf]]
+            part, reads = part_of(numbers)
+            shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._division.arrays[leaf]]
+            make = jax.jit(lambda *xs: compat.run(part, xs), out_shardings=shardings)
+            return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))
+
+        self._write(made)
+        return self._fns.init(seed, *given)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Takes one training step.
+
+        Args:
+            state: what lasts on the devices.
+            batch: as `Functional.step` takes it.
+
+        Returns:
+            What lasts on the devices, and the metrics.
+
+        Raises:
+            OffloadError: the disk fails. The step has not been taken then, neither here nor there.
+        """
+        after, metrics, pending = self._fns.step(state, batch)
+        if not pending.finite:
+            leaves = self._division.treedef.flatten_up_to(state)
+            return self._division.fill(after, {ids[-1]: leaves[ids[-1]] for ids in self._division.arrays}), metrics
+        left: dict[int, dict[Any, jax.Array]] = {
+            leaf: {shard.device: shard.data for shard in grad.addressable_shards}
+            for leaf, grad in enumerate(pending.grads)
+        }
+        scalars = {i: np.asarray(x) for i, x in pending.scalars.items()}
+        divisor = None if pending.divisor is None else np.asarray(pending.divisor)
+        del pending  # each gradient goes when it has been used
+        parts: list[dict[Any, jax.Array]] = [{} for _ in left]
+
+        def gradient(number: int) -> np.ndarray:
+            leaf, devices = self._pieces.all[number]
+            return np.asarray(left[leaf][devices[0]]).reshape(-1)
+
+        def taken(number: int, param: np.ndarray) -> None:
+            leaf, devices = self._pieces.all[number]
+            for device in devices:
+                del left[leaf][device]
+            parts[leaf] |= self._pieces.put(number, param, self._memory_kind)
+
+        rests = (lambda: self._rest(state), lambda: self._rest(after))
+        self._store.update(int(state.step), rests, gradient, scalars, divisor, taken)
+        return self._division.fill(after, self._params(parts)), metrics
+
+    def whole(self, state: TrainState) -> TrainState:
+        """The state as it would be without files: what is in them comes to the memory of the host, all of it.
+
+        Raises:
+            OffloadError: it does not fit there, or the disk fails.
+        """
+        needed = self._fns.host_budget.in_files * len(self._fns.recipe.mesh.local_devices)
+        if (free := free_memory()) is not None and needed > free:
+            raise OffloadError(
+                f"the whole state takes {format_bytes(needed)} of host memory while it is saved, loaded or shown, and "
+                f"{format_bytes(free)} are free; use more hosts."
+            )
+        values: dict[int, jax.Array] = {}
+        for leaves in self._chunks():
+            read = self._store.read(self._pieces.of(leaves))
+            for leaf in leaves:
+                for array, number in enumerate(self._division.arrays[leaf]):
+                    parts: dict[Any, jax.Array] = {}
+                    for piece in self._pieces.of([leaf]):
+                        parts |= self._pieces.put(piece, read[piece, array], PINNED_HOST)
+                    values[number] = self._pieces.join(leaf, parts)
+        return self._division.fill(state, values)
+
+    def replace(self, whole: TrainState) -> TrainState:
+        """Puts another state, as `whole` returns it, in the place of the present one; returns what lasts on devices."""
+        leaves = jax.tree.leaves(whole)
+        self._write(lambda chunk: {i: leaves[i] for leaf in chunk for i in self._division.arrays[leaf]})
+        return self._on_devices(whole)
+
+    def recover(self, state: TrainState) -> TrainState:
+        """Takes up the newest state that an earlier run of the same model has left in the files.
+
+        Args:
+            state: the present one: frozen parameters stay as they are.
+
+        Returns:
+            What lasts on the devices.
+
+        Raises:
+            OffloadError: there is none.
+        """
+        step = _common(set(self._folder.steps().values()))
+        if step is None:
+            raise OffloadError(
+                f"{self._folder.path} holds no state of an earlier run of this model on these devices; "
+                "load a checkpoint instead."
+            )
+        recorded = self._folder.take_up(step)
+
+        def rest(number: int, like: jax.Array) -> jax.Array:
+            part = lambda index: recorded[_part_name(number, index)].view(like.dtype)
+            return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+        leaves = self._division.treedef.flatten_up_to(state)
+        state = self._division.fill(state, {i: rest(i, leaves[i]) for i in self._recorded(state)})
+        return self._on_devices(state)
+
+    def _write(self, values: Callable[[Sequence[int]], Mapping[int, jax.Array]]) -> None:
+        """Writes a state: `values` gives, for some parameters, arrays by number."""
+        self._folder.replace()
+        for leaves in self._chunks():
+            arrays, flat = values(leaves), {}
+            for leaf in leaves:
+                for array, number in enumerate(self._division.arrays[leaf]):
+                    pieces = self._pieces.take(leaf, arrays[number])
+                    flat |= {(piece, array): data for piece, data in pieces.items()}
+            self._store.write(flat)
+
+    def _on_devices(self, state: TrainState) -> TrainState:
+        """A state without moments in files, and with computing parameters that are made from the files."""
+        parts: list[dict[Any, jax.Array]] = [{} for _ in self._division.arrays]
+        for leaves in self._chunks():
+            read = self._store.read(self._pieces.of(leaves))
+            for piece in self._pieces.of(leaves):
+                leaf = self._pieces.all[piece].leaf
+                param = read[piece, len(self._division.arrays[leaf]) - 1]
+                for dtype in self._division.casts[leaf]:
+                    param = param.astype(dtype)
+                parts[leaf] |= self._pieces.put(piece, param, self._memory_kind)
+        moments = {i: None for ids in self._division.arrays for i in ids[:-1]}
+        return self._division.fill(state, moments | self._params(parts))
+
+    def _params(self, parts: Sequence[Mapping[Any, jax.Array]]) -> dict[int, jax.Array]:
+        joined = [self._pieces.join(leaf, shards) for leaf, shards in enumerate(parts)]
+        return {ids[-1]: param for ids, param in zip(self._division.arrays, joined, strict=True)}
+
+    def _recorded(self, state: TrainState) -> list[int]:
+        """The numbers of the leaves that a record holds: all on the devices that steps change."""
+        leaves = self._division.treedef.flatten_up_to(state)
+        trainable = [*jax.tree.leaves(self._fns.recipe.trainable), *[True] * len(leaves)]
+        in_files = {i for ids in self._division.arrays for i in ids}
+        return [i for i, x in enumerate(leaves) if x is not None and trainable[i] and i not in in_files]
+
+    def _rest(self, state: TrainState) -> dict[str, np.ndarray]:
+        leaves = self._division.treedef.flatten_up_to(state)
+        return {
+            _part_name(i, shard.index): np.asarray(shard.data)
+            for i in self._recorded(state)
+            for shard in leaves[i].addressable_shards
+        }
+
+    def _chunks(self) -> list[list[int]]:
+        return self._pieces.chunks(CHUNK_ELEMENTS, lambda leaf: len(self._division.arrays[leaf]))
+
+    def _description(self, sub_group: int) -> str:
+        """What must be the same for files to be of use."""
+        leaves = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._fns.whole)]
+        where = (jax.process_index(), jax.process_count(), dict(self._fns.recipe.mesh.shape))
+        layout = (self._division.names, self._division.placements, leaves, min(sub_group, GROUP_ELEMENTS), where)
+        return hashlib.sha256(repr(layout).encode()).hexdigest()
+
+
+def _part_name(number: int, index: tuple[slice, ...]) -> str:
+    return ",".join(map(str, (number, *(part.start or 0 for part in index))))
+
+
+def _open(nvme_path: str | None, n_bytes: int, layout: str) -> Folder:
+    """This process's folder; a process that cannot have one ends all of them, for they would wait for it."""
+    root, folder, error = Path(nvme_path or ""), None, None
+    try:
+        if not root.is_dir():
+            raise ConfigError(f"{NVME_KEY}: {root} is not there, or no folder; name one on a disk of this machine.")
+        folder = Folder(root / "jzero" / f"process-{jax.process_index()}", n_bytes, layout)
+    except JzeroError as refusal:
+        error = refusal
+    failed = np.array([error is not None])
+    if jax.process_count() > 1:
+        failed = multihost_utils.process_allgather(failed).ravel()
+    if folder is None or failed.any():
+        raise error or ConfigError(f"{NVME_KEY}: process {failed.argmax()} cannot use it, and says why.")
+    return folder
+
+
+def _common(steps: set[int]) -> int | None:
+    """The newest step whose state every process has."""
+    if jax.process_count() > 1:
+        mine = np.array([*steps, -1, -1][:2], np.int64)
+        steps = set.intersection(*[set(row) for row in multihost_utils.process_allgather(mine).tolist()])
+    return max((step for step in steps if step >= 0), default=None)

@@ -1,0 +1,11 @@
+"""Pictures of a plan: figures for notebooks, drawn with matplotlib, and one HTML report that needs nothing.
+
+Layouts draw themselves in a notebook, see `jzero.plan.layouts`.
+"""
+
+from jzero.plan.render.bars import memory_bars
+from jzero.plan.render.memory import memory_over_time
+from jzero.plan.render.report import report_html
+from jzero.plan.render.spans import timeline_figure
+
+__all__ = ["memory_bars", "memory_over_time", "report_html", "timeline_figure"]

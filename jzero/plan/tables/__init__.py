@@ -1,1 +1,0 @@
-"""What was found, as tables for a terminal."""

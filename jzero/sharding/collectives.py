@@ -1,0 +1,147 @@
+"""Gather, scatter, and the sums that stay replicated. For use inside `shard_map`.
+
+A gather casts the shard first and sends it in the compute dtype; a scatter sends the gradient back in the reduction
+dtype and leaves the caller's own shard of the sum. Sums run over every data axis: a replica adds to the same gradient.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jzero.sharding.mesh import DATA_AXES, REPLICA_AXIS, SHARD_AXIS
+from jzero.sharding.placement import Placement
+
+PIECE_BYTES = 256 * 2**20
+"""A gradient that is widened to travel does so in pieces of at most this size; only token embeddings are larger."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How gradients travel.
+
+    Attributes:
+        dtype: in which gradients are summed over the mesh (DeepSpeed key `communication_data_type`).
+        n_replicas: size of the mesh's `replica` axis; with 1, no sum over replicas is made.
+        n_summed: number of devices whose gradients are added.
+        prescale: gradients are divided by that number before they are added (DeepSpeed key `prescale_gradients`).
+        predivide: what they are divided by instead, if not 1 (DeepSpeed key `gradient_predivide_factor`).
+        rounded: gradients travel in fp32, rounded to `dtype` before and after the sum. For bf16 on CPU devices: XLA
+            sums in fp32 there anyway, but aborts over its own cast where `shard_map` leaves an axis to the compiler.
+        pipelined: loops gather and scatter beside another layer's products (DeepSpeed key `overlap_comm`); see
+            `jzero.gather.schedule.loop_pipeline`.
+    """
+
+    dtype: DTypeLike = jnp.float32
+    n_replicas: int = 1
+    n_summed: int = 1
+    prescale: bool = False
+    predivide: float = 1.0
+    rounded: bool = False
+    pipelined: bool = False
+
+    @property
+    def divisor(self) -> float:
+        """What gradients are divided by before they are summed, and multiplied by afterwards.
+
+        A 16-bit sum would overflow, so it is prescaled whether or not that is asked for; a factor that is given is
+        taken as it is, in every dtype.
+
+        Example:
+            >>> Wire(jnp.float32, n_summed=8).divisor, Wire(jnp.bfloat16, n_summed=8).divisor
+            (1, 8)
+        """
+        if self.predivide != 1:
+            return self.predivide
+        return self.n_summed if self.prescale or jnp.dtype(self.dtype).itemsize < 4 else 1
+
+
+def label(kind: str, name: str, use: str = "") -> Any:
+    """A scope that names the parameter a collective carries, in jaxprs, in compiled programs and in profiles.
+
+    Args:
+        kind: "gather" or "scatter".
+        name: of the parameter.
+        use: the primitive that needs it.
+    """
+    return jax.named_scope(f"{kind}[{name}{f' for {use}' if use else ''}]")
+
+
+def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, ...] = ()) -> jax.Array:
+    """Shard -> full array of the true shape, cast (in order) before it travels."""
+    for dtype in casts:
+        shard = shard.astype(dtype)
+    if placement.dim is None:
+        return shard
+    if placement.stacked:
+        return jax.lax.map(lambda layer: gather_leaf(layer, placement.layer), shard)
+    return placement.unpad(jax.lax.all_gather(shard, SHARD_AXIS, axis=placement.dim, tiled=True))
+
+
+def scatter_leaf(grad: jax.Array, placement: Placement, wire: Wire) -> jax.Array:
+    """Local gradient of the true shape -> the sum over all data shards, of which the caller keeps its own shard.
+
+    Floating gradients come back in fp32 whatever they travelled in, complex ones in their own dtype.
+    """
+    assert placement.dim is not None, "a whole gradient is summed, not scattered"
+    if placement.stacked:
+        return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, wire), grad)
+    across, pieces = _pieces(grad, placement, wire)
+    scattered = []
+    for piece in pieces:
+        sent = placement.pad(_to_wire(piece, wire))
+        total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
+        if wire.n_replicas > 1:
+            total = jax.lax.psum(total, REPLICA_AXIS)
+        scattered.append(_from_wire(total, wire))
+    return scattered[0] if len(scattered) == 1 else jnp.concatenate(scattered, axis=across)
+
+
+def _pieces(grad: jax.Array, placement: Placement, wire: Wire) -> tuple[int, list[jax.Array]]:
+    """Cuts a gradient that is widened to travel, so that no more than `PIECE_BYTES` of it are wide at a time.
+
+    The cut runs across the divided dimension, which leaves every device the same shard of each piece.
+    """
+    widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
+    across = int(np.argmax(widths))
+    width = widths[across]
+    wide = grad.size * jnp.dtype(wire.dtype).itemsize
+    if grad.dtype == wire.dtype or wide <= PIECE_BYTES or width <= 1:
+        return across, [grad]
+    n_pieces = -(-width // max(PIECE_BYTES // (wide // width), 1))
+    bounds = [i * width // n_pieces for i in range(n_pieces + 1)]
+    return across, [jax.lax.slice_in_dim(grad, start, end, axis=across) for start, end in itertools.pairwise(bounds)]
+
+
+def sum_leaves(grads: Sequence[jax.Array], wire: Wire) -> list[jax.Array]:
+    """Sums whole gradients over all data shards, in one collective; see `scatter_leaf` for the dtypes."""
+    if not grads:
+        return []
+    totals = jax.lax.psum([_to_wire(g, wire) for g in grads], DATA_AXES)
+    return [_from_wire(t, wire) for t in totals]
+
+
+def _to_wire(grad: jax.Array, wire: Wire) -> jax.Array:
+    if not jnp.issubdtype(grad.dtype, jnp.floating):
+        return grad
+    if wire.divisor != 1:
+        grad = grad.astype(jnp.float32) / wire.divisor
+    return _rounded(grad, wire.dtype) if wire.rounded else grad.astype(wire.dtype)
+
+
+def _from_wire(total: jax.Array, wire: Wire) -> jax.Array:
+    if not jnp.issubdtype(total.dtype, jnp.floating):
+        return total
+    total = _rounded(total, wire.dtype) if wire.rounded else total.astype(jnp.float32)
+    return total * wire.divisor if wire.divisor != 1 else total
+
+
+def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """The fp32 numbers that a narrower dtype would keep; XLA may drop a cast there and back, but not this."""
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), kept.nexp, kept.nmant)

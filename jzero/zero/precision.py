@@ -1,0 +1,134 @@
+"""Which dtype each thing has: parameters as they last and as they compute, gradients on the wire and at rest, moments.
+
+The update itself is always computed in fp32: what lasts in 16 bits is widened for it and rounded once.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jzero.config import Config
+from jzero.errors import ConfigError
+from jzero.sharding.placement import path_name
+
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes of a training run.
+
+    Attributes:
+        compute: dtype of parameters and floating inputs inside the loss, or None in fp32 runs, where each leaf keeps
+            its own.
+        reduce: dtype in which gradients are summed over the mesh.
+        accumulate: dtype in which they are added up over micro-batches.
+        lasting: dtype in which parameters that compute in 16 bits are kept between steps.
+        moments: dtype of the parameters that the optimizer's state is made like, where they compute in 16 bits.
+        buffers: dtype of the model's state, such as BatchNorm statistics; None leaves it as the model has it.
+        kept: patterns of names of parameters that last and compute in fp32 all the same.
+    """
+
+    compute: Any
+    reduce: Any
+    accumulate: Any
+    lasting: Any
+    moments: Any
+    buffers: Any
+    kept: tuple[str, ...]
+
+    def masters(self, params: Any) -> Any:
+        """The lasting form of parameters; see `lasting`."""
+        return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.lasting))
+
+    def casts(self, params: Any) -> Any:
+        """The casts that each parameter passes through on its way into the loss: a pytree of tuples of dtypes."""
+        return self._each(params, lambda _, kept: () if kept else (jnp.dtype(self.compute),), otherwise=lambda _: ())
+
+    def computed(self, masters: Any) -> Any:
+        """What the loss sees of parameters that are whole."""
+        return self._each(masters, lambda x, kept: x if kept else x.astype(self.compute))
+
+    def optimized(self, masters: Any) -> Any:
+        """What the optimizer's state is made like."""
+        return self._each(masters, lambda x, kept: x if kept else x.astype(self.moments))
+
+    def differentiated(self, masters: Any) -> Any:
+        """What gradients are taken of. A sum over devices does not fit fp16 where the mean it becomes does."""
+        return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, masters)
+
+    def state(self, model_state: Any) -> Any:
+        """The lasting form of the model's state."""
+        return model_state if self.buffers is None else _cast(model_state, self.buffers)
+
+    def inputs(self, tree: Any) -> Any:
+        """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
+        return tree if self.compute is None else _cast(tree, self.compute)
+
+    def check(self, params: Any) -> None:
+        """Refuses a pattern that fits no parameter.
+
+        Raises:
+            ConfigError: with the pattern and some of the names there are.
+        """
+        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        for pattern in self.kept:
+            if not any(re.search(pattern, name) for name in names):
+                raise ConfigError(
+                    f"`jzero.keep_fp32`: {pattern!r} fits no parameter; "
+                    f"the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}."
+                )
+
+    def _each(self, params: Any, form: Any, otherwise: Any = lambda x: x) -> Any:
+        """Maps over parameters: those that compute in 16 bits, or would if their names did not keep them from it."""
+
+        def one(path: Any, x: Any) -> Any:
+            if self.compute is None or not jnp.issubdtype(x.dtype, jnp.floating):
+                return otherwise(x)
+            return form(x, any(re.search(pattern, path_name(path)) for pattern in self.kept))
+
+        return jax.tree_util.tree_map_with_path(one, params)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def widened(tree: Any) -> Any:
+    """Floating leaves of fewer than 32 bits in fp32, to compute with; all others as they are.
+
+    Example:
+        >>> half, whole = widened([jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int8)])
+        >>> half.dtype.name, whole.dtype.name
+        ('float32', 'int8')
+    """
+    narrow = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if narrow(x) else x, tree)
+
+
+def precision(config: Config) -> Precision:
+    """Reads the dtypes from the keys `fp16`, `bf16`, `data_types`, `communication_data_type` and `jzero.keep_fp32`.
+
+    Gradients are summed and accumulated in fp32 unless a key says otherwise; DeepSpeed's default is the model's dtype.
+
+    Example:
+        >>> dtypes = precision(Config.load({"bf16": {"enabled": True}}))
+        >>> dtypes.compute.dtype.name, dtypes.lasting.dtype.name, dtypes.accumulate.dtype.name
+        ('bfloat16', 'float32', 'float32')
+    """
+    chosen = config.precision
+    own = {"fp16": config.fp16.fp16_master_weights_and_grads, "bf16": config.bf16.bf16_master_weights_and_grads}
+    lasting = chosen if own.get(chosen) else "fp32"
+    types = config.data_types
+    return Precision(
+        compute=None if chosen == "fp32" else DTYPES[chosen],
+        reduce=DTYPES[config.communication_data_type or "fp32"],
+        accumulate=DTYPES[types.grad_accum_dtype or lasting],
+        lasting=DTYPES[lasting],
+        moments=DTYPES[lasting if chosen == "bf16" and config.bf16.bf16_optimizer_states else "fp32"],
+        buffers=DTYPES[types.buffer_dtype] if types.buffer_dtype else None,
+        kept=config.jzero.keep_fp32,
+    )

@@ -1,0 +1,74 @@
+"""Everything about a run that is fixed before it starts, as the step's parts take it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jzero.config import Config
+from jzero.flax.model import Model
+from jzero.offload.host.update import Plan as UpdatePlan
+from jzero.offload.offload_plan import Residence
+from jzero.sharding.collectives import Wire
+from jzero.sharding.mesh import n_data_shards, platform
+from jzero.sharding.trees import is_placement
+from jzero.zero.precision import Precision
+from jzero.zero.stages import StagePlan
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a run that is fixed before it starts.
+
+    Attributes:
+        model: the loss as a pure function of parameters.
+        config: the resolved configuration.
+        plan: what the ZeRO stage means.
+        precision: the dtypes.
+        mesh: the devices.
+        placements: pytree of `Placement` like the parameters.
+        trainable: pytree of bool like the parameters.
+        casts: pytree of tuples of dtypes like the parameters: from lasting to compute dtype.
+        optimizer: the optax transformation, without clipping.
+        opt_placements: pytree of `Placement` like the optimizer state.
+        schedule: applied steps -> learning rate, for the report; None if the optimizer keeps it to itself.
+        momentum: applied steps -> momentum, for the report; None if no schedule cycles it.
+        residence: which parameters live in host memory, with their moments.
+        update_plan: the update of those; None if there are none.
+    """
+
+    model: Model
+    config: Config
+    plan: StagePlan
+    precision: Precision
+    mesh: Mesh
+    placements: Any
+    trainable: Any
+    casts: Any
+    optimizer: optax.GradientTransformation
+    opt_placements: Any
+    schedule: optax.Schedule | None
+    momentum: optax.Schedule | None
+    residence: Residence
+    update_plan: UpdatePlan | None
+
+    @property
+    def wire(self) -> Wire:
+        """How gradients travel."""
+        return Wire(
+            dtype=self.precision.reduce,
+            n_replicas=self.mesh.shape["replica"],
+            n_summed=n_data_shards(self.mesh),
+            prescale=self.config.prescale_gradients,
+            predivide=self.config.gradient_predivide_factor,
+            rounded=self.precision.reduce == jnp.bfloat16 and platform(self.mesh) == "cpu",
+            pipelined=self.config.zero_optimization.overlaps_comm and platform(self.mesh) != "cpu",
+        )
+
+    @property
+    def specs(self) -> Any:
+        """The partition of each parameter."""
+        return jax.tree.map(lambda p: p.spec, self.placements, is_leaf=is_placement)

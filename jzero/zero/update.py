@@ -1,0 +1,151 @@
+"""The last part of a step: clip the gradients and update the parameters, on global arrays."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend import core as jex_core
+
+from jzero.jaxpr import compat
+from jzero.offload.host.update import Step, run_rest, run_update
+from jzero.offload.nvme.partition import Pending
+from jzero.optim.apply import apply_optimizer
+from jzero.sharding.host_memory import is_on_host
+from jzero.sharding.placement import Placement
+from jzero.sharding.trees import is_placement, pad, split, unpad
+from jzero.zero.grad_stats import Health
+from jzero.zero.grads import times
+from jzero.zero.spec import Recipe
+
+
+def update_on_devices(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any]:
+    """Updates parameters that live on the devices.
+
+    Args:
+        recipe: everything fixed.
+        trained: the trainable parameters, stored shapes.
+        opt_state: the optimizer's state, stored shapes.
+        grads: like `trained`.
+        unscale: what gradients on the host are to be multiplied by.
+        loss: f32[].
+        health: of the gradients.
+
+    Returns:
+        New parameters and optimizer state, stored shapes; the old ones if the step is skipped.
+    """
+    del unscale  # every gradient is unscaled already
+    placements, _ = split(recipe.placements, recipe.trainable)
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    grads = jax.tree.map(lambda g: _divided(g, divisor), unpad(grads, placements))
+    before = unpad(trained, placements), unpad(opt_state, recipe.opt_placements)
+    optimizer = optax.with_extra_args_support(recipe.optimizer)
+
+    def proposed(kept: tuple[Any, Any], grads: Any, loss: jax.Array) -> tuple[Any, Any]:
+        return apply_optimizer(optimizer, grads, kept[1], kept[0], loss)
+
+    program, shapes = compat.trace(proposed, before, grads, loss)
+    new = _kept_early(program, jax.tree.leaves((before, grads, loss)), health.finite)
+    params, state = jax.tree.unflatten(jax.tree.structure(shapes), new)
+    return pad(params, placements), pad(state, recipe.opt_placements)
+
+
+def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Array) -> list[Any]:
+    """Runs an update whose outputs replace its first operands, and keeps the old value as soon as it has a new one.
+
+    What goes on from a new moment, such as the parameter's update, then goes on from the one that is kept, which is
+    the same unless the step is skipped, and then nothing of it remains. XLA would otherwise compute it twice or copy
+    the old one.
+    """
+    jaxpr = program.jaxpr
+    outputs = list(zip(jaxpr.outvars, operands, strict=False))
+    times_put_out = Counter(v for v, _ in outputs if not isinstance(v, jex_core.Literal))
+    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    # A value that is put out twice replaces two old ones, so that it cannot be either of them before the end.
+    early = {
+        v: old for v, old in outputs if not isinstance(v, jex_core.Literal) and v in made and times_put_out[v] == 1
+    }
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
+    read = lambda v: v.val if isinstance(v, jex_core.Literal) else values[v]
+    for eqn in jaxpr.eqns:
+        for v, new in zip(eqn.outvars, compat.bind(eqn, [read(v) for v in eqn.invars]), strict=True):
+            values[v] = keep(new, early[v], finite) if v in early else new
+    is_kept = lambda v, old: read(v) is old or (not isinstance(v, jex_core.Literal) and v in early)
+    return [read(v) if is_kept(v, old) else keep(read(v), old, finite) for v, old in outputs]
+
+
+def update_from_host(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any]:
+    """The same where state lives in host memory, and passes through the devices parameter by parameter."""
+    assert recipe.update_plan is not None
+    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
+    opt_placements = jax.tree.leaves(recipe.opt_placements, is_leaf=is_placement)
+    flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
+    state, state_treedef = jax.tree.flatten(opt_state)
+    sums = {i for i, grad in enumerate(flat_grads) if is_on_host(grad)}
+
+    def prepare(i: int, grad: jax.Array, scalars: dict[str, Any]) -> jax.Array:
+        grad = times(grad, scalars["unscale"]) if i in sums else grad
+        return _divided(grad, scalars["divisor"])
+
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    step = Step(
+        prepare,
+        lambda new, old, scalars: keep(new, old, scalars["finite"]),
+        {"unscale": unscale, "divisor": divisor, "finite": health.finite},
+        recipe.residence.piece_elements,
+    )
+    operands = [*flat_grads, *state, *params, loss]
+    lie = [*placements, *opt_placements, *placements, Placement(())]
+    new = run_update(recipe.update_plan, operands, lie, recipe.mesh, step)
+    return treedef.unflatten(new[len(state) :]), state_treedef.unflatten(new[: len(state)])
+
+
+def update_beside_files(
+    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+) -> tuple[Any, Any, Pending]:
+    """The same where moments and master copy of large parameters are in files: it updates the others.
+
+    Returns:
+        As `update_on_devices`, with None for what is in files or made from it; and what the update of that needs.
+    """
+    plan = recipe.update_plan
+    assert plan is not None
+    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
+    opt_placements, opt_treedef = jax.tree.flatten(recipe.opt_placements, is_leaf=is_placement)
+    flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
+    state = opt_treedef.flatten_up_to(opt_state)
+    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    step = Step(
+        lambda _, grad, scalars: _divided(grad, scalars),
+        lambda new, old, _: keep(new, old, health.finite),
+        divisor,
+        recipe.residence.piece_elements,
+    )
+    operands = [*flat_grads, *state, *params, loss]
+    new = run_rest(plan, operands, [*placements, *opt_placements, *placements, Placement(())], step)
+    results = [new.get(j) for j in range(len(state) + len(params))]
+    scalars = {i: operands[i] for leaf in plan.leaves for i in leaf.reads if i not in leaf.inputs}
+    left = [flat_grads[leaf.inputs[0]] for leaf in plan.leaves]
+    if recipe.residence.at_use:  # gradients on the host, still to be multiplied
+        divisor = (1.0 if divisor is None else divisor) / unscale
+    pending = Pending(left, scalars, divisor, health.finite)
+    return treedef.unflatten(results[len(state) :]), opt_treedef.unflatten(results[: len(state)]), pending
+
+
+def keep(new: Any, old: Any, finite: jax.Array) -> Any:
+    """Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike."""
+    return jax.tree.map(lambda new, old: jax.lax.select(finite, new, old), new, old)
+
+
+def _clip_divisor(norm: jax.Array, max_norm: float) -> jax.Array | None:
+    """Clips by global norm as DeepSpeed does: (norm + 1e-6) / max_norm where that exceeds 1; None if nothing clips."""
+    return jnp.maximum((norm + 1e-6) / max_norm, 1.0) if max_norm else None
+
+
+def _divided(grad: jax.Array, divisor: jax.Array | None) -> jax.Array:
+    return grad if divisor is None else grad / divisor.astype(grad.dtype)

@@ -1,0 +1,76 @@
+"""Which files are read, in which order, and how they are divided."""
+
+from pathlib import Path
+
+import pytest
+
+from jzero.errors import ConfigError
+from jzero.train.data import files
+from jzero.train.data.files import NamedFile, glob_files, read_split, stdlib_files
+
+
+def write(folder: Path, count: int) -> None:
+    for i in range(count):
+        (folder / f"part{i % 3}").mkdir(exist_ok=True)
+        (folder / f"part{i % 3}" / f"{i}.txt").write_text(f"text {i}")
+
+
+def test_the_standard_library_is_there_without_its_tests():
+    names = [file.name for file in stdlib_files()]
+    assert "asyncio/base_events.py" in names
+    assert len(names) > 200
+    assert len(names) == len(set(names))
+    assert not any("test" in Path(name).parts or name.startswith("site-packages") for name in names)
+    assert names == [file.name for file in stdlib_files()]
+
+
+def test_order_and_division_depend_on_names_alone(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        write(folder, 60)
+    found = glob_files(["**/*.txt"], one)
+    assert [f.name for f in found] == [f.name for f in glob_files(["part*/*.txt", "part0/0.txt"], two)]
+    before = read_split(found, 0.3)[1].split(b"\0")
+    (one / "part0" / "new.txt").write_text("new text")
+    after = read_split(glob_files(["**/*.txt"], one), 0.3)[1].split(b"\0")
+    assert set(before) <= set(after)
+    assert set(after) - set(before) <= {b"new text"}
+
+
+def test_the_division_keeps_files_whole_and_near_the_share(tmp_path):
+    write(tmp_path, 200)
+    train, validation = (
+        part.rstrip(b"\0").split(b"\0") for part in read_split(glob_files(["**/*.txt"], tmp_path), 0.25)
+    )
+    assert sorted(train + validation) == sorted(f"text {i}".encode() for i in range(200))
+    assert 30 < len(validation) < 70
+
+
+def test_a_single_file_is_cut_at_its_end(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 80 + b"y" * 19)
+    train, validation = read_split(glob_files(["a.txt"], tmp_path), 0.2)
+    assert (train, validation) == (b"x" * 80, b"y" * 19 + b"\0")
+
+
+def test_the_size_is_bounded(tmp_path, monkeypatch):
+    write(tmp_path, 30)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
+    assert sum(map(len, read_split(glob_files(["**/*.txt"], tmp_path), 0.3))) <= 100
+
+
+def test_an_absolute_glob_works(tmp_path):
+    write(tmp_path, 3)
+    assert len(glob_files([str(tmp_path / "part*/*.txt")], Path("elsewhere"))) == 3
+
+
+def test_a_glob_without_files_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        glob_files(["missing/*.txt"], tmp_path)
+    assert str(error.value) == f"data.files: no file matches 'missing/*.txt' in {tmp_path}."
+
+
+def test_draws_are_spread_evenly():
+    draws = [NamedFile(str(i), Path()).draw for i in range(2000)]
+    assert 0.45 < sum(draws) / len(draws) < 0.55
+    assert 0 <= min(draws) < max(draws) < 1

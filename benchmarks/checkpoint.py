@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from jzero.checkpoint import read_header
+from jzero.checkpoint import read_header  # noqa: E402
 from jzero.checkpoint.convert.exporting import export  # noqa: E402
 from jzero.checkpoint.format import arrays  # noqa: E402
 

@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 from jzero.sharding.trees import TrainState, split  # noqa: E402
 from jzero.zero.build import Functional  # noqa: E402
-from jzero.zero.grad_stats import Health  # noqa: E402
+from jzero.zero.grad_stats import GradStats  # noqa: E402
 from jzero.zero.update import update_from_host, update_on_devices  # noqa: E402
 
 
@@ -61,14 +61,14 @@ def built(n_params: float, zero: dict[str, Any]) -> Functional:
 
 def update_of(fns: Functional) -> Any:
     """The compiled update alone: `state, grads -> state`."""
-    recipe = fns.recipe
-    update = update_from_host if recipe.update_plan else update_on_devices
+    spec = fns.spec
+    update = update_from_host if spec.update_plan else update_on_devices
 
     def step(state: TrainState, grads: Any) -> tuple[Any, Any]:
-        trained, _ = split(state.params, recipe.trainable)
+        trained, _ = split(state.params, spec.trainable)
         one = jnp.float32(1)
-        health = Health(one, jnp.asarray(True), jnp.int32(-1))
-        return update(recipe, trained, state.opt_state, grads, one, one, health)
+        grad_stats = GradStats(one, jnp.asarray(True), jnp.int32(-1))
+        return update(spec, trained, state.opt_state, grads, one, one, grad_stats)
 
     shardings = jax.tree.map(lambda x: x.sharding, (fns.state.params, fns.state.opt_state))
     return jax.jit(step, donate_argnums=0, out_shardings=shardings)

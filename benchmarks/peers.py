@@ -127,8 +127,8 @@ def _state_shardings(abstract: Any, mesh: Mesh, stacked: str | None, sharded: bo
     placements = place_all(
         params,
         mesh.shape["shard"] if sharded else 1,
-        keep_whole_up_to=Config.load({"train_batch_size": 1}).zero_optimization.stage3_param_persistence_threshold,
-        undividable={i: {0} for i, path in enumerate(paths) if stacked and f"'{stacked}'" in str(path)},
+        replicate_below=Config.load({"train_batch_size": 1}).zero_optimization.stage3_param_persistence_threshold,
+        unshardable_dims={i: {0} for i, path in enumerate(paths) if stacked and f"'{stacked}'" in str(path)},
     )
     placements = jax.tree.map(lambda p: Placement(p.shape) if p.padding else p, placements, is_leaf=is_placement)
     whole = jax.tree.map(lambda x: Placement(tuple(x.shape)), rest)

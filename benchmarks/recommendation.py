@@ -26,7 +26,7 @@ from jzero import models
 from jzero.plan import Plan, Setting, plan
 from jzero.plan.search.recommend import costs
 from jzero.plan.search.row import Row
-from jzero.plan.search.setting import leaner, settings
+from jzero.plan.search.setting import fallbacks, settings
 from jzero.plan.search.workload import Workload, workload
 
 STAGES = (0, 1, 2, 3)
@@ -107,7 +107,7 @@ def all_settings(base: Setting, *, remat: bool) -> list[Setting]:
     """Everything that may be recommended."""
     found = list(settings(base, STAGES))
     for setting in found:  # which grows
-        found += [s for s in leaner(setting, divisible=True, remat=remat) if s not in found]
+        found += [s for s in fallbacks(setting, divisible=True, remat=remat) if s not in found]
     return found
 
 

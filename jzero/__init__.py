@@ -8,7 +8,7 @@ from jzero import plan  # noqa: E402
 from jzero.checkpoint import Checkpoints  # noqa: E402
 from jzero.config import Config  # noqa: E402
 from jzero.engine import Engine, initialize  # noqa: E402
-from jzero.errors import (
+from jzero.errors import (  # noqa: E402
     BatchError,
     CheckpointError,
     ConfigError,

@@ -26,8 +26,8 @@ from jzero.errors import (
 )
 from jzero.explain.parameters import Explanation, explain
 from jzero.offload.host_budget import check_host_memory
-from jzero.offload.nvme.nvme_state import Swapped
-from jzero.plan.search.auto import settled
+from jzero.offload.nvme.nvme_state import NvmeState
+from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import DATA_AXES, mesh_for, n_data_shards
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import TrainState, is_placement, split, unpad
@@ -91,7 +91,7 @@ def initialize(
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    given = settled(
+    given = resolve_auto(
         Config.load(config),
         mesh=mesh,
         model=model,
@@ -122,10 +122,10 @@ def initialize(
     if params is not None:
         params = _like_model(params, fns.placements.params)
     given = () if params is None else (params,)
-    if fns.division is None:
+    if fns.partition is None:
         return Engine(fns, fns.init(np.uint32(seed), *given))
-    swapped = Swapped(fns)
-    return Engine(fns, swapped.init(np.uint32(seed), *given), swapped)
+    nvme_state = NvmeState(fns)
+    return Engine(fns, nvme_state.init(np.uint32(seed), *given), nvme_state)
 
 
 class Engine:
@@ -137,27 +137,27 @@ class Engine:
             parameters as they compute, and None for moments that are in files.
     """
 
-    def __init__(self, functional: Functional, state: TrainState, swapped: Swapped | None = None):
+    def __init__(self, functional: Functional, state: TrainState, nvme_state: NvmeState | None = None):
         self.functional = functional
         self.state = state
-        self._swapped = swapped
+        self._nvme = nvme_state
         self._unread: dict[str, jax.Array] | None = None
         self._stopped: JzeroError | None = None
 
     @property
     def config(self) -> Config:
         """The resolved configuration."""
-        return self.functional.recipe.config
+        return self.functional.spec.config
 
     @property
     def mesh(self) -> Mesh:
         """The devices, with the axes `replica`, `shard` and `tensor`."""
-        return self.functional.recipe.mesh
+        return self.functional.spec.mesh
 
     @property
     def stage_plan(self) -> StagePlan:
         """What the ZeRO stage means."""
-        return self.functional.recipe.plan
+        return self.functional.spec.plan
 
     @property
     def placements(self) -> Any:
@@ -208,7 +208,7 @@ class Engine:
         batch = self._place(batch)
         if self._stopped is not None:
             raise self._stopped
-        step = self.functional.step if self._swapped is None else self._swapped.step
+        step = self.functional.step if self._nvme is None else self._nvme.step
         self.state, metrics = step(self.state, batch)
         # Read one step late, while the next one already runs, so that the devices never wait for the host.
         before, self._unread = self._unread, self._watched(metrics)
@@ -228,7 +228,7 @@ class Engine:
         """
         if not metrics["overflow"]:
             return None
-        trained, _ = split(self.placements, self.functional.recipe.trainable)
+        trained, _ = split(self.placements, self.functional.spec.trainable)
         names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained, is_leaf=is_placement)]
         return why_skipped(metrics, names, self.config.gradient_accumulation_steps)
 
@@ -325,7 +325,7 @@ class Engine:
         """
         selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
         state, metadata = train_state.restore(path, self.functional, self._whole_state(), selection)
-        self.state = state if self._swapped is None else self._swapped.replace(state)
+        self.state = state if self._nvme is None else self._nvme.replace(state)
         self._unread = self._stopped = None
         return metadata["extra"]
 
@@ -340,15 +340,15 @@ class Engine:
         Raises:
             OffloadError: nothing of this model is there.
         """
-        if self._swapped is None:
+        if self._nvme is None:
             raise OffloadError("nothing is kept on NVMe (zero_optimization.offload_optimizer); load a checkpoint.")
-        self.state = self._swapped.recover(self.state)
+        self.state = self._nvme.recover(self.state)
         self._unread = self._stopped = None
         return int(self.state.step)
 
     def _whole_state(self) -> TrainState:
         """The state with what is in files, which then takes host memory."""
-        return self.state if self._swapped is None else self._swapped.whole(self.state)
+        return self.state if self._nvme is None else self._nvme.whole(self.state)
 
     def _watched(self, metrics: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
         """What has to be read of a step to know whether the run goes on, if anything."""

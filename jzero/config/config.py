@@ -219,17 +219,17 @@ class Config(Section):
         """Number formats agree; gradients are divided in one way, and where DeepSpeed would do it."""
         yield from disagreements(values)
         yield from contradictions(values)
-        division = [
+        partition = [
             (name, values[name])
             for name in ("prescale_gradients", "gradient_predivide_factor")
             if name in values and switched_on(values[name], cls.model_fields[name].default)
         ]
-        if len(division) > 1:
+        if len(partition) > 1:
             yield "prescale_gradients", "and `gradient_predivide_factor` both divide gradients; keep one of them"
         zero = values.get("zero_optimization", ZeroConfig())
         if values.get("gradient_allreduce_op") == "sum" and zero.stage == 3:
             yield "gradient_allreduce_op", "= 'sum' is refused at stage 3, as in DeepSpeed: multiply the loss instead"
-        for name, value in division:
+        for name, value in partition:
             if value == 0:
                 yield name, f"must be a number above 0, got {value!r}"
             elif zero.stage == 3:

@@ -100,7 +100,7 @@ def parameter_layouts(functional: Functional) -> Layouts:
     paths, treedef = jax.tree_util.tree_flatten_with_path(functional.placements.params, is_leaf=is_placement)
     stored = treedef.flatten_up_to(functional.whole.params)
     return Layouts(
-        dict(functional.recipe.mesh.shape),
+        dict(functional.spec.mesh.shape),
         tuple(
             LeafLayout(
                 path_name(path),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Holding:
+class MemoryPart:
     """One part of a device's memory.
 
     Attributes:
@@ -47,7 +47,7 @@ class Holding:
     why: str
 
 
-def holdings(engine: "Engine") -> list[Holding]:
+def memory_breakdown(engine: "Engine") -> list[MemoryPart]:
     """Lists what a device holds.
 
     Args:
@@ -64,16 +64,16 @@ def holdings(engine: "Engine") -> list[Holding]:
     n_grads = n_shards if plan.scatters_at_use else 1
     n_compute = n_shards if plan.gather is Gather.AT_USE else 1
 
-    def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> Holding:
+    def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> MemoryPart:
         paper = None if bytes_each is None else bytes_each * n_params / shards
         formula = "" if bytes_each is None else f"{bytes_each}P" if shards == 1 else f"{bytes_each}P/{shards}"
-        return Holding(name, lasts, False, n_bytes, paper, formula, why)
+        return MemoryPart(name, lasts, False, n_bytes, paper, formula, why)
 
     spread = _spread(placements, n_state)
-    needed, at_use = engine.functional.host_budget, engine.functional.recipe.residence.at_use
+    needed, at_use = engine.functional.host_budget, engine.functional.spec.offload_plan.at_use
     swaps = needed.in_files > 0
     hosted = [
-        Holding(
+        MemoryPart(
             f"on the host: parameters{', as they compute' if swaps else ' and moments'}",
             True,
             True,
@@ -82,13 +82,13 @@ def holdings(engine: "Engine") -> list[Holding]:
             "",
             "fetched at each use" if swaps else "pass through the device in pieces",
         ),
-        Holding(
+        MemoryPart(
             "on the host: gradients", False, True, needed.gradients, None, "", "leave the backward pass as they arise"
         ),
     ]
     if swaps:
         why = "read, updated on the CPU and written in every step; the disk takes it twice"
-        hosted.append(Holding("in files: parameters and moments", True, True, needed.in_files, None, "", why))
+        hosted.append(MemoryPart("in files: parameters and moments", True, True, needed.in_files, None, "", why))
     rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
     return [
         part(
@@ -127,9 +127,9 @@ def device_bytes(tree: Any) -> int:
     return max(totals.values())
 
 
-def holdings_table(engine: "Engine") -> Table:
-    """Renders `holdings` for the screen."""
-    parts = holdings(engine)
+def memory_table(engine: "Engine") -> Table:
+    """Renders `memory_breakdown` for the screen."""
+    parts = memory_breakdown(engine)
     n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(engine.placements, is_leaf=is_placement))
     table = Table(
         title=f"What each device holds at stage {engine.stage_plan.stage} (P = {n_params:,} parameters)",
@@ -178,14 +178,14 @@ def _spread(placements: list[Any], n_shards: int) -> str:
 
 def _grads_dtype(engine: "Engine") -> str:
     """In which gradients are added up over micro-batches; one micro-batch alone gives them in fp32."""
-    accumulated = jnp.dtype(engine.functional.recipe.precision.accumulate)
+    accumulated = jnp.dtype(engine.functional.spec.precision.accumulate)
     names = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
     return names[accumulated] if engine.config.gradient_accumulation_steps > 1 else "fp32"
 
 
 def _grads_bytes(engine: "Engine") -> int:
     """The accumulator: trainable parameters only, in shards where every micro-batch scatters."""
-    trained, _ = split(engine.placements, engine.functional.recipe.trainable)
+    trained, _ = split(engine.placements, engine.functional.spec.trainable)
     sharded = engine.stage_plan.scatters_at_use
     shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
     return jnp.dtype(DTYPES[_grads_dtype(engine)]).itemsize * sum(map(math.prod, shapes))
@@ -193,11 +193,11 @@ def _grads_bytes(engine: "Engine") -> int:
 
 def _compute_bytes(engine: "Engine", placements: list[Any]) -> int:
     """What the loss reads besides the master parameters: gathered or cast copies."""
-    casts = jax.tree.leaves(engine.functional.recipe.casts, is_leaf=lambda x: isinstance(x, tuple))
-    masters = jax.tree.leaves(engine.state.params)
+    casts = jax.tree.leaves(engine.functional.spec.casts, is_leaf=lambda x: isinstance(x, tuple))
+    master_params = jax.tree.leaves(engine.state.params)
     at_use = engine.stage_plan.gather is Gather.AT_USE
     copies = []
-    for i, (placement, cast, master) in enumerate(zip(placements, casts, masters, strict=True)):
+    for i, (placement, cast, master) in enumerate(zip(placements, casts, master_params, strict=True)):
         dtype = cast[-1] if cast else master.dtype
         is_copy = placement.dim is not None or bool(cast)
         scanned = engine.functional.scanned.get(i, ()) if at_use else ()  # a loop gathers one layer at a time

@@ -91,13 +91,13 @@ def explain(functional: Functional) -> Explanation:
     Returns:
         One entry per parameter.
     """
-    step, _ = compat.trace(train_step(functional.recipe), functional.state, functional.batch)
+    step, _ = compat.trace(train_step(functional.spec), functional.state, functional.batch)
     found: dict[tuple[str, str], list[_Collective]] = defaultdict(list)
     for collective in _collectives(step):
         found[collective.kind, collective.name].append(collective)
-    recipe = functional.recipe
-    paths, treedef = jax.tree_util.tree_flatten_with_path(recipe.placements, is_leaf=is_placement)
-    trainable = treedef.flatten_up_to(recipe.trainable)
+    spec = functional.spec
+    paths, treedef = jax.tree_util.tree_flatten_with_path(spec.placements, is_leaf=is_placement)
+    trainable = treedef.flatten_up_to(spec.trainable)
     return Explanation(
         _leaf(path_name(path), placement, train, found)
         for (path, placement), train in zip(paths, trainable, strict=True)

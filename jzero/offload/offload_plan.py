@@ -18,7 +18,7 @@ from jzero.zero.stages import StagePlan
 
 
 @dataclass(frozen=True)
-class Residence:
+class OffloadPlan:
     """Where the state lives.
 
     Attributes:
@@ -41,7 +41,7 @@ class Residence:
         return any(jax.tree.leaves(self.on_host))
 
 
-def residence(config: Config, plan: StagePlan, placements: Any, trainable: Any, piece_elements: int) -> Residence:
+def offload_plan(config: Config, plan: StagePlan, placements: Any, trainable: Any, piece_elements: int) -> OffloadPlan:
     """Decides where each parameter lives.
 
     Args:
@@ -70,7 +70,7 @@ def residence(config: Config, plan: StagePlan, placements: Any, trainable: Any, 
     ]
     pieces = min(piece_elements, zero.sub_group_size or piece_elements)
     in_files = zero.swaps_optimizer and any(here and train for here, train in zip(on_host, leaves, strict=True))
-    return Residence(treedef.unflatten(on_host), frozen_too, pieces, in_files)
+    return OffloadPlan(treedef.unflatten(on_host), frozen_too, pieces, in_files)
 
 
 def _largest(sizes: list[int], share: float) -> set[int]:

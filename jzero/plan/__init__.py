@@ -11,7 +11,7 @@ from jzero.plan.compiled.traffic import LoopTraffic
 from jzero.plan.estimate.closed_form import ClosedForm, closed_form, estimate_step
 from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
 from jzero.plan.estimate.step_time import StepTime
-from jzero.plan.hardware.cluster import Cluster, Wire
+from jzero.plan.hardware.cluster import Cluster, LinkTraffic
 from jzero.plan.hardware.figures import GPUS, GpuFigures, gpu_figures
 from jzero.plan.search.largest import Largest, largest_model, max_batch
 from jzero.plan.search.planner import Plan, plan
@@ -31,6 +31,7 @@ __all__ = [
     "Largest",
     "Layouts",
     "LeafLayout",
+    "LinkTraffic",
     "Loop",
     "LoopTraffic",
     "Memory",
@@ -43,7 +44,6 @@ __all__ = [
     "Span",
     "StepTime",
     "Timeline",
-    "Wire",
     "closed_form",
     "compile_step",
     "deepspeed_estimate",

@@ -22,7 +22,7 @@ PIECE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Wire:
+class GradReduceConfig:
     """How gradients travel.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wire:
         taken as it is, in every dtype.
 
         Example:
-            >>> Wire(jnp.float32, n_summed=8).divisor, Wire(jnp.bfloat16, n_summed=8).divisor
+            >>> GradReduceConfig(jnp.float32, n_summed=8).divisor, GradReduceConfig(jnp.bfloat16, n_summed=8).divisor
             (1, 8)
         """
         if self.predivide != 1:
@@ -83,26 +83,26 @@ def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, 
     return placement.unpad(jax.lax.all_gather(shard, SHARD_AXIS, axis=placement.dim, tiled=True))
 
 
-def scatter_leaf(grad: jax.Array, placement: Placement, wire: Wire) -> jax.Array:
+def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> jax.Array:
     """Local gradient of the true shape -> the sum over all data shards, of which the caller keeps its own shard.
 
     Floating gradients come back in fp32 whatever they travelled in, complex ones in their own dtype.
     """
     assert placement.dim is not None, "a whole gradient is summed, not scattered"
     if placement.stacked:
-        return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, wire), grad)
-    across, pieces = _pieces(grad, placement, wire)
+        return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, grad_reduce), grad)
+    across, pieces = _pieces(grad, placement, grad_reduce)
     scattered = []
     for piece in pieces:
-        sent = placement.pad(_to_wire(piece, wire))
+        sent = placement.pad(_to_reduce_dtype(piece, grad_reduce))
         total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
-        if wire.n_replicas > 1:
+        if grad_reduce.n_replicas > 1:
             total = jax.lax.psum(total, REPLICA_AXIS)
-        scattered.append(_from_wire(total, wire))
+        scattered.append(_from_reduce_dtype(total, grad_reduce))
     return scattered[0] if len(scattered) == 1 else jnp.concatenate(scattered, axis=across)
 
 
-def _pieces(grad: jax.Array, placement: Placement, wire: Wire) -> tuple[int, list[jax.Array]]:
+def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> tuple[int, list[jax.Array]]:
     """Cuts a gradient that is widened to travel, so that no more than `PIECE_BYTES` of it are wide at a time.
 
     The cut runs across the divided dimension, which leaves every device the same shard of each piece.
@@ -110,35 +110,35 @@ def _pieces(grad: jax.Array, placement: Placement, wire: Wire) -> tuple[int, lis
     widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
     across = int(np.argmax(widths))
     width = widths[across]
-    wide = grad.size * jnp.dtype(wire.dtype).itemsize
-    if grad.dtype == wire.dtype or wide <= PIECE_BYTES or width <= 1:
+    wide = grad.size * jnp.dtype(grad_reduce.dtype).itemsize
+    if grad.dtype == grad_reduce.dtype or wide <= PIECE_BYTES or width <= 1:
         return across, [grad]
     n_pieces = -(-width // max(PIECE_BYTES // (wide // width), 1))
     bounds = [i * width // n_pieces for i in range(n_pieces + 1)]
     return across, [jax.lax.slice_in_dim(grad, start, end, axis=across) for start, end in itertools.pairwise(bounds)]
 
 
-def sum_leaves(grads: Sequence[jax.Array], wire: Wire) -> list[jax.Array]:
+def sum_leaves(grads: Sequence[jax.Array], grad_reduce: GradReduceConfig) -> list[jax.Array]:
     """Sums whole gradients over all data shards, in one collective; see `scatter_leaf` for the dtypes."""
     if not grads:
         return []
-    totals = jax.lax.psum([_to_wire(g, wire) for g in grads], DATA_AXES)
-    return [_from_wire(t, wire) for t in totals]
+    totals = jax.lax.psum([_to_reduce_dtype(g, grad_reduce) for g in grads], DATA_AXES)
+    return [_from_reduce_dtype(t, grad_reduce) for t in totals]
 
 
-def _to_wire(grad: jax.Array, wire: Wire) -> jax.Array:
+def _to_reduce_dtype(grad: jax.Array, grad_reduce: GradReduceConfig) -> jax.Array:
     if not jnp.issubdtype(grad.dtype, jnp.floating):
         return grad
-    if wire.divisor != 1:
-        grad = grad.astype(jnp.float32) / wire.divisor
-    return _rounded(grad, wire.dtype) if wire.rounded else grad.astype(wire.dtype)
+    if grad_reduce.divisor != 1:
+        grad = grad.astype(jnp.float32) / grad_reduce.divisor
+    return _rounded(grad, grad_reduce.dtype) if grad_reduce.rounded else grad.astype(grad_reduce.dtype)
 
 
-def _from_wire(total: jax.Array, wire: Wire) -> jax.Array:
+def _from_reduce_dtype(total: jax.Array, grad_reduce: GradReduceConfig) -> jax.Array:
     if not jnp.issubdtype(total.dtype, jnp.floating):
         return total
-    total = _rounded(total, wire.dtype) if wire.rounded else total.astype(jnp.float32)
-    return total * wire.divisor if wire.divisor != 1 else total
+    total = _rounded(total, grad_reduce.dtype) if grad_reduce.rounded else total.astype(jnp.float32)
+    return total * grad_reduce.divisor if grad_reduce.divisor != 1 else total
 
 
 def _rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -86,19 +86,19 @@ def place(
     shape: tuple[int, ...],
     n_shards: int,
     *,
-    keep_whole_up_to: int = 0,
-    undividable: Collection[int] = (),
-    even_alone: bool = False,
+    replicate_below: int = 0,
+    unshardable_dims: Collection[int] = (),
+    shard_single: bool = False,
 ) -> Placement:
     """Chooses the placement of one array.
 
     Args:
         shape: the true shape.
         n_shards: the size of the mesh's `shard` axis.
-        keep_whole_up_to: leaves of at most this many elements stay replicated
+        replicate_below: leaves of at most this many elements stay replicated
             (DeepSpeed key `stage3_param_persistence_threshold`).
-        undividable: dimensions that must stay whole, such as the one a `scan` walks over.
-        even_alone: divide over a single shard too: a parameter that lives on the host is fetched at use like one that
+        unshardable_dims: dimensions that must stay whole, such as the one a `scan` walks over.
+        shard_single: divide over a single shard too: a parameter that lives on the host is fetched at use like one that
             lives on several devices.
 
     Returns:
@@ -111,10 +111,10 @@ def place(
     """
     size = math.prod(shape)
     whole = Placement(shape)
-    dims = [d for d in range(len(shape)) if d not in undividable]
-    if (n_shards == 1 and not even_alone) or size <= keep_whole_up_to or size == 0 or not dims:
+    dims = [d for d in range(len(shape)) if d not in unshardable_dims]
+    if (n_shards == 1 and not shard_single) or size <= replicate_below or size == 0 or not dims:
         return whole
-    stacked = 0 in undividable
+    stacked = 0 in unshardable_dims
     for d in dims:
         if shape[d] % n_shards == 0:
             return Placement(shape, d, n_shards, stacked)
@@ -128,31 +128,31 @@ def place_all(
     params: Mapping | list | tuple | object,
     n_shards: int,
     *,
-    keep_whole_up_to: int = 0,
-    undividable: Mapping[int, Collection[int]] | None = None,
-    even_alone: bool = False,
+    replicate_below: int = 0,
+    unshardable_dims: Mapping[int, Collection[int]] | None = None,
+    shard_single: bool = False,
 ):
     """Chooses the placement of every leaf of a parameter tree.
 
     Args:
         params: a pytree of arrays or `jax.ShapeDtypeStruct`s with true shapes.
         n_shards: the size of the mesh's `shard` axis.
-        keep_whole_up_to: see `place`.
-        undividable: for the index of a leaf (in flattening order), the dimensions that must stay whole.
-        even_alone: see `place`.
+        replicate_below: see `place`.
+        unshardable_dims: for the index of a leaf (in flattening order), the dimensions that must stay whole.
+        shard_single: see `place`.
 
     Returns:
         A pytree of `Placement`s with the structure of `params`.
     """
     leaves, treedef = jax.tree.flatten(params)
-    undividable = undividable or {}
+    unshardable_dims = unshardable_dims or {}
     placements = [
         place(
             tuple(x.shape),
             n_shards,
-            keep_whole_up_to=keep_whole_up_to,
-            undividable=undividable.get(i, ()),
-            even_alone=even_alone,
+            replicate_below=replicate_below,
+            unshardable_dims=unshardable_dims.get(i, ()),
+            shard_single=shard_single,
         )
         for i, x in enumerate(leaves)
     ]

@@ -65,12 +65,12 @@ class Interrupts:
 
 
 @contextmanager
-def interrupts(mesh: Mesh, say: Callable[[str], None]) -> Iterator[Interrupts]:
+def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
     """Within it, a first signal asks the loop to stop after the current step; a second one ends the program at once.
 
     Args:
         mesh: of the run.
-        say: called with a sentence when a signal arrives.
+        log: called with a sentence when a signal arrives.
     """
     flags = Interrupts(mesh)
     if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
@@ -88,7 +88,7 @@ def interrupts(mesh: Mesh, say: Callable[[str], None]) -> Iterator[Interrupts]:
         again = (
             "press Ctrl-C again to quit without saving" if number == signal.SIGINT else "a second signal ends it now"
         )
-        say(f"Stopping after this step and saving; {again}.")
+        log(f"Stopping after this step and saving; {again}.")
 
     for number in SIGNALS:
         signal.signal(number, ask)

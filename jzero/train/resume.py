@@ -26,7 +26,7 @@ class Start(NamedTuple):
 
 
 def load_start(
-    engine: Engine, folder: Path, resume: Path | Literal["auto"] | None, say: Callable[[str], None]
+    engine: Engine, folder: Path, resume: Path | Literal["auto"] | None, log: Callable[[str], None]
 ) -> Start:
     """Loads the state that a run begins with; every process must call it.
 
@@ -34,7 +34,7 @@ def load_start(
         engine: gets the state.
         folder: the run's folder, in which "auto" looks.
         resume: a checkpoint or a folder of checkpoints, "auto", or None for a new run.
-        say: is told what "auto" chose.
+        log: is told what "auto" chose.
 
     Raises:
         CheckpointError: what is given is no complete checkpoint of this model.
@@ -46,13 +46,13 @@ def load_start(
         return _start(engine, resume, load(resume))
     found = load_newest(folder, load)
     if found is None:
-        say(f"No checkpoint in {folder} yet: a new run.")
+        log(f"No checkpoint in {folder} yet: a new run.")
         return Start()
     path, facts, passed_over = found
     for sentence in passed_over:
-        say(sentence)
+        log(sentence)
     start = _start(engine, path, facts)
-    say(f"Going on from {path}, after step {start.step}.")
+    log(f"Going on from {path}, after step {start.step}.")
     return start
 
 

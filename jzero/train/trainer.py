@@ -25,8 +25,8 @@ from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
 from jzero.engine import Engine, initialize
 from jzero.errors import CheckpointError, ConfigError
-from jzero.explain.memory import holdings_table
-from jzero.plan.search.auto import settled
+from jzero.explain.memory import memory_table
+from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
@@ -94,7 +94,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     # The schedule may need the number of steps, and that needs the batch size: what is known so far decides that.
     rows = config.deepspeed.resolve(**facts, partly=True).train_batch_size
     what = {"model": model.factory, "loss_fn": model.loss_fn, "sample_batch": corpus.train.batch(0, rows)}
-    given = settled(config.deepspeed, mesh=mesh, **what, **known)
+    given = resolve_auto(config.deepspeed, mesh=mesh, **what, **known)
     mesh = mesh_for(given) if mesh is None else mesh
     n_steps = arguments.max_steps
     if n_steps < 1:
@@ -161,7 +161,7 @@ def describe(run: Run, console: Console) -> None:
         console.print()
         console.print(config_view(config, world=n_data_shards(engine.mesh)), highlight=False)
     console.print()
-    console.print(holdings_table(engine))
+    console.print(memory_table(engine))
     console.print()
 
 
@@ -190,21 +190,21 @@ def train(
         SkippedStepsError: if more steps in a row are skipped than the configuration allows.
     """
     engine, arguments = run.engine, run.config.training_arguments
-    say = functools.partial(_say, console)
+    log = functools.partial(_log, console)
     with ExitStack() as closing:
-        checkpoints = closing.enter_context(_checkpoints(run, say))
-        start = load_start(engine, checkpoints.folder, resume, say)
+        checkpoints = closing.enter_context(_checkpoints(run, log))
+        start = load_start(engine, checkpoints.folder, resume, log)
         if start.step >= run.n_steps:
             reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
             raise ConfigError(f"{reached}; raise training_arguments.max_steps.")
         if weights is not None and start.checkpoint is None:
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
         writers = _writers(run, start.step, console, resumed=start.checkpoint is not None)
-        loop = _Loop(run, checkpoints, start, writers, say)
+        loop = _Loop(run, checkpoints, start, writers, log)
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
-        with interrupts(engine.mesh, say) as flags:
+        with interrupts(engine.mesh, log) as flags:
             while loop.step < run.n_steps and not loop.stopped:
                 due = loop.take_step(flags)
                 if arguments.eval_steps and loop.step % arguments.eval_steps == 0:
@@ -216,12 +216,12 @@ def train(
     return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
 
 
-def _say(console: Console | None, sentence: str) -> None:
+def _log(console: Console | None, sentence: str) -> None:
     if console is not None:
         console.print(escape(sentence), highlight=False, soft_wrap=True)
 
 
-def _checkpoints(run: Run, say: Callable[[str], None]) -> Checkpoints:
+def _checkpoints(run: Run, log: Callable[[str], None]) -> Checkpoints:
     arguments, options = run.config.training_arguments, run.engine.config.jzero.checkpoint
     try:
         return Checkpoints(
@@ -230,7 +230,7 @@ def _checkpoints(run: Run, say: Callable[[str], None]) -> Checkpoints:
             max_to_keep=arguments.save_total_limit,
             keep_every=options.keep_every,
             save_minutes=options.save_minutes,
-            report=say,
+            report=log,
         )
     except CheckpointError as error:
         raise ConfigError(f"training_arguments.output_dir: {error}") from None
@@ -244,7 +244,7 @@ class _Loop:
     checkpoints: Checkpoints
     start: Start
     writers: list[MetricWriter]
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
     _unread: dict[str, Any] | None = None
@@ -278,7 +278,7 @@ class _Loop:
         metrics = {name: float(value) for name, value in jax.device_get(self._unread).items()}
         self._unread = None
         if skipped := self.run.engine.why_skipped(metrics):
-            self.say(skipped)
+            self.log(skipped)
         metrics = {name: value for name, value in metrics.items() if not name.startswith("nonfinite_")}
         step, now = int(metrics.pop("step")), time.monotonic()
         if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
@@ -332,7 +332,7 @@ class _Loop:
             write()
         except OSError as error:
             if not self._metrics_lost:
-                self.say(f"Metrics cannot be written: {error.strerror}; training goes on.")
+                self.log(f"Metrics cannot be written: {error.strerror}; training goes on.")
             self._metrics_lost = True
 
 

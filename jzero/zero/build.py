@@ -24,8 +24,8 @@ from jzero.gather.trace.regions import inputs_on_host
 from jzero.offload.host.stream import largest_piece
 from jzero.offload.host.update import plan_update
 from jzero.offload.host_budget import Budget, budget
-from jzero.offload.nvme.partition import Division, Pending, divide
-from jzero.offload.offload_plan import residence
+from jzero.offload.nvme.partition import DeferredUpdate, StatePartition, partition_state
+from jzero.offload.offload_plan import offload_plan
 from jzero.optim import build_optimizer
 from jzero.sharding.host_memory import sharding
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, platform, shard_over_data
@@ -43,7 +43,7 @@ from jzero.sharding.trees import (
 )
 from jzero.zero.loss_scale import init_loss_scale
 from jzero.zero.precision import Precision, precision
-from jzero.zero.spec import Recipe
+from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
 from jzero.zero.step import eval_step, train_step
 from jzero.zero.xla_options import compiler_options
@@ -66,10 +66,10 @@ class Functional:
         placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
         scanned: for the index of a parameter, in flattening order, the dimensions that a loop over layers walks along.
         host_budget: what offloading takes of the host, for each device.
-        recipe: everything fixed that went into the above.
+        spec: everything fixed that went into the above.
         initial: `init` as a plain function, of the whole state.
         whole: the abstract state with what is in files, which then lies in host memory; else the same as `state`.
-        division: what of it is in files; None if nothing is.
+        partition: what of it is in files; None if nothing is.
     """
 
     init: Any
@@ -80,10 +80,10 @@ class Functional:
     placements: TrainState
     scanned: Mapping[int, frozenset[int]]
     host_budget: Budget
-    recipe: Recipe
+    spec: StepSpec
     initial: Callable
     whole: TrainState
-    division: Division | None
+    partition: StatePartition | None
 
 
 def functional(
@@ -133,11 +133,11 @@ def functional(
     placements = place_all(
         params,
         mesh.shape["shard"] if plan.shards_state else 1,
-        keep_whole_up_to=threshold if plan.persists_small_leaves else SMALL_LEAF_ELEMENTS,
-        undividable=scanned,
-        even_alone=config.zero_optimization.offloads_params or config.zero_optimization.swaps_optimizer,
+        replicate_below=threshold if plan.persists_small_leaves else SMALL_LEAF_ELEMENTS,
+        unshardable_dims=scanned,
+        shard_single=config.zero_optimization.offloads_params or config.zero_optimization.swaps_optimizer,
     )
-    lives = residence(config, plan, placements, mask, largest_piece(platform(mesh)))
+    lives = offload_plan(config, plan, placements, mask, largest_piece(platform(mesh)))
     trained, _ = split(params, mask)
     momentum = None
     if optimizer is None:
@@ -161,7 +161,7 @@ def functional(
         update_plan = plan_update(
             optax.with_extra_args_support(optimizer), trained, opt_state, jax.tree.leaves(mirrored), names, lie, hosted
         )
-    recipe = Recipe(
+    spec = StepSpec(
         model=pure_model,
         config=config,
         plan=plan,
@@ -174,7 +174,7 @@ def functional(
         opt_placements=opt_placements,
         schedule=schedule,
         momentum=momentum,
-        residence=lives,
+        offload_plan=lives,
         update_plan=update_plan,
     )
 
@@ -183,7 +183,7 @@ def functional(
         made, state = pure_model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
         if given_params is not None:
             made = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), given_params, made)
-        master = dtypes.masters(made)
+        master = dtypes.master_params(made)
         return TrainState(
             params=pad(master, placements),
             opt_state=pad(optimizer.init(dtypes.optimized(split(master, mask)[0])), opt_placements),
@@ -200,28 +200,28 @@ def functional(
     on_device = jax.tree.map(lambda _: False, true_state)
     on_host = TrainState(**{**vars(on_device), "params": lives.on_host, "opt_state": opt_on_host})
     whole_state = abstract_state = stored(state_placements, true_state, mesh, on_host)
-    everywhere, division, init = replicated(mesh), None, init_state
+    everywhere, partition, init = replicated(mesh), None, init_state
     at = shardings(state_placements, mesh, on_host)
     outputs: tuple = (at, everywhere)
     if lives.in_files:
         assert update_plan is not None
-        division = divide(update_plan, whole_state, mask, casts)
+        partition = partition_state(update_plan, whole_state, mask, casts)
         on_host = replace(on_device, params=lives.on_host if lives.at_use else on_device.params)
-        abstract_state = division.abstract(stored(state_placements, true_state, mesh, on_host))
+        abstract_state = partition.abstract(stored(state_placements, true_state, mesh, on_host))
         at = jax.tree.map(lambda x: x.sharding, abstract_state)
-        left = [sharding(mesh, p.spec, on_host=lives.at_use) for p in division.placements]
-        outputs = (division.without(at), everywhere, Pending(left, *[everywhere] * 3))  # pyright: ignore
-        init = lambda *given: division.on_devices(init_state(*given))
+        left = [sharding(mesh, p.spec, on_host=lives.at_use) for p in partition.placements]
+        outputs = (partition.without(at), everywhere, DeferredUpdate(left, *[everywhere] * 3))  # pyright: ignore
+        init = lambda *given: partition.on_devices(init_state(*given))
     options = compiler_options(mesh, config, dtypes, _layer_size(placements, scanned))
     return Functional(
         init=jax.jit(init, out_shardings=at),
         step=jax.jit(
-            train_step(recipe),
+            train_step(spec),
             donate_argnums=() if lives.in_files else 0,
             out_shardings=outputs,
             compiler_options=options,
         ),
-        evaluate=jax.jit(eval_step(recipe), out_shardings=everywhere, compiler_options=options),
+        evaluate=jax.jit(eval_step(spec), out_shardings=everywhere, compiler_options=options),
         state=abstract_state,
         batch=batch,
         placements=state_placements,
@@ -232,12 +232,12 @@ def functional(
             placements,
             at_use=lives.at_use,
             n_micro=config.gradient_accumulation_steps,
-            in_files=division.bytes_in_files(whole_state) if division else 0,
+            in_files=partition.bytes_in_files(whole_state) if partition else 0,
         ),
-        recipe=recipe,
+        spec=spec,
         initial=init_state,
         whole=whole_state,
-        division=division,
+        partition=partition,
     )
 
 
@@ -303,7 +303,7 @@ def _abstract_model(model: Model, dtypes: Precision, local_batch: Any) -> tuple[
 
     def init(key, batch):
         params, model_state = model.init(key, batch)
-        return dtypes.masters(params), dtypes.state(model_state)
+        return dtypes.master_params(params), dtypes.state(model_state)
 
     params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
     if not jax.tree.leaves(params):

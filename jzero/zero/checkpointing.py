@@ -29,7 +29,7 @@ def describe(fns: Functional, state: TrainState, extra: Mapping[str, Any]) -> di
         state: its state.
         extra: the caller's own facts, such as a data position.
     """
-    mesh, config = fns.recipe.mesh, fns.recipe.config
+    mesh, config = fns.spec.mesh, fns.spec.config
     placements = jax.tree_util.tree_leaves_with_path(fns.placements.params, is_leaf=is_placement)
     step, applied = int(state.step), int(state.applied_steps)
     return {
@@ -37,10 +37,10 @@ def describe(fns: Functional, state: TrainState, extra: Mapping[str, Any]) -> di
         "applied_steps": applied,
         "skipped_steps": step - applied,
         "n_params": sum(math.prod(place.shape) for _, place in placements),
-        "aliases": dict(fns.recipe.model.aliases),
+        "aliases": dict(fns.spec.model.aliases),
         "config": config.model_dump(mode="json", exclude_none=True, warnings=False),
         "layout": {
-            "stage": fns.recipe.plan.stage,
+            "stage": fns.spec.plan.stage,
             "precision": config.precision,
             "mesh": dict(mesh.shape),
             "processes": jax.process_count(),
@@ -77,11 +77,11 @@ def restore(
     """
     folder, head = read_header(path)
     same_scaling = _scaling(head.metadata.get("config", {})) == _scaling(
-        fns.recipe.config.model_dump(mode="json", warnings=False)
+        fns.spec.config.model_dump(mode="json", warnings=False)
     )
     if same_scaling or not selection.chooses("loss_scale/scale"):
         return load(folder, state, placements=fns.placements, selection=selection, donate=True)
-    fresh = jax.jit(lambda: init_loss_scale(fns.recipe.config), out_shardings=replicated(fns.recipe.mesh))()
+    fresh = jax.jit(lambda: init_loss_scale(fns.spec.config), out_shardings=replicated(fns.spec.mesh))()
     selection = dataclasses.replace(selection, never=(*selection.never, "loss_scale/*"))
     loaded, metadata = load(folder, state, placements=fns.placements, selection=selection, donate=True)
     return dataclasses.replace(loaded, loss_scale=fresh), metadata

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jzero.offload.host.stream import in_turn, reduce_in_pieces
+from jzero.offload.host.stream import reduce_in_pieces, serialize_after
 from jzero.sharding.host_memory import is_on_host
 from jzero.sharding.mesh import SHARD_AXIS
 from jzero.sharding.trees import is_placement
 
 
-class Health(NamedTuple):
+class GradStats(NamedTuple):
     """What is known about the gradients of a step.
 
     Attributes:
@@ -33,9 +33,9 @@ class Health(NamedTuple):
     leaf: jax.Array
 
 
-def examine(
+def measure_grads(
     grads: Any, placements: Any, casts: Any, scale: jax.Array, unscale: jax.Array, piece_elements: int
-) -> Health:
+) -> GradStats:
     """Looks at the gradients of a step; for use inside `shard_map`.
 
     In fp16 the scaled gradients must fit fp16 too. Accumulation in fp32 hides an overflow that DeepSpeed, which
@@ -58,7 +58,7 @@ def examine(
     squares, misfits, before = [], [], jnp.zeros(2, jnp.float32)
     for grad, half in zip(leaves, in_fp16, strict=True):
         if is_on_host(grad):  # one after the other, for each comes in pieces
-            grad, before = in_turn(grad, before)
+            grad, before = serialize_after(grad, before)
             look = lambda x, half=half: jnp.stack(_look(x * unscale.astype(x.dtype), scale if half else None))
             before = reduce_in_pieces(look, grad, jnp.zeros(2, jnp.float32), piece_elements)
             seen = (before[0], before[1])
@@ -72,7 +72,7 @@ def examine(
         found = jnp.where(divided, jax.lax.psum(found, SHARD_AXIS), found)
     norm = jnp.sqrt(found[0].sum())
     bad = ~jnp.isfinite(found[0]) | (found[1] > 0)
-    return Health(norm, jnp.isfinite(norm) & ~bad.any(), first(bad))
+    return GradStats(norm, jnp.isfinite(norm) & ~bad.any(), first(bad))
 
 
 def _look(grad: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -11,18 +11,18 @@ from jzero.errors import ConfigError
 from jzero.flax.model import Mean, Outcome
 from jzero.gather import Limits, gather_at_use
 from jzero.offload.host.stream import update_in_pieces
-from jzero.sharding.collectives import Wire, gather_leaf, label, scatter_leaf, sum_leaves
+from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf, sum_leaves
 from jzero.sharding.host_memory import is_on_host, to_device, to_host
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement, join, split
-from jzero.zero.grad_stats import all_finite, examine, first
+from jzero.zero.grad_stats import all_finite, first, measure_grads
 from jzero.zero.precision import widened
-from jzero.zero.spec import Recipe
+from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
 
 
-def sharded_grads(recipe: Recipe) -> Callable:
+def sharded_grads(spec: StepSpec) -> Callable:
     """Builds the manual part of a step.
 
     Returns:
@@ -31,26 +31,26 @@ def sharded_grads(recipe: Recipe) -> Callable:
         gradients, and the first micro-batch in which something was not finite. Gradients are averages, except that
         those that go to the host are sums.
     """
-    n_micro = recipe.config.gradient_accumulation_steps
-    n_shards = n_data_shards(recipe.mesh)
-    averaged_over = n_shards if recipe.config.gradient_allreduce_op == "mean" else 1
-    placements, _ = split(recipe.placements, recipe.trainable)
-    specs, _ = split(recipe.specs, recipe.trainable)
-    casts, _ = split(recipe.casts, recipe.trainable)
-    accumulate = recipe.precision.accumulate
+    n_micro = spec.config.gradient_accumulation_steps
+    n_shards = n_data_shards(spec.mesh)
+    averaged_over = n_shards if spec.config.gradient_allreduce_op == "mean" else 1
+    placements, _ = split(spec.placements, spec.trainable)
+    specs, _ = split(spec.specs, spec.trainable)
+    casts, _ = split(spec.casts, spec.trainable)
+    accumulate = spec.precision.accumulate
     # fp16 holds a mean over the devices where it would not hold the sum that a gradient scattered at use is.
-    spread = n_shards if accumulate == jnp.float16 and recipe.plan.scatters_at_use else 1
+    spread = n_shards if accumulate == jnp.float16 and spec.plan.scatters_at_use else 1
     summed = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
 
     def local(params_sharded, model_state, batch, key_data, scale):
-        lasting = fetched(recipe, params_sharded)
-        params_sharded = recipe.precision.differentiated(_masters(recipe, lasting))
-        params, apply = compute_params(recipe, params_sharded, lasting, train=True)
-        trained, frozen = split(params, recipe.trainable)
+        param_dtype = fetched(spec, params_sharded)
+        params_sharded = spec.precision.grad_params(_grad_params(spec, param_dtype))
+        params, apply = compute_params(spec, params_sharded, param_dtype, train=True)
+        trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
         def objective(trained, model_state, micro_batch, key):
-            outcome: Outcome = apply(join(trained, frozen), model_state, recipe.precision.inputs(micro_batch), key)
+            outcome: Outcome = apply(join(trained, frozen), model_state, spec.precision.inputs(micro_batch), key)
             # Each device's share is brought to the size of a mean before it is scaled, so that fp16 gradients of a sum
             # over tokens stay in range; the weights come back in once the gradients are fp32.
             weight = _mean_weight(outcome.loss, n_shards)
@@ -86,44 +86,44 @@ def sharded_grads(recipe: Recipe) -> Callable:
                 lambda g, n: g if n == 1 or is_on_host(g) else times(_in(jnp.float32, g), jnp.float32(n)), grads, summed
             )
             unscale = n_micro / (scale * _positive(weight) * averaged_over)
-        grads = _in(jnp.float32, _reduce_at_end(recipe.plan, grads, placements, recipe.wire))
+        grads = _in(jnp.float32, _reduce_at_end(spec.plan, grads, placements, spec.grad_reduce))
         grads = jax.tree.map(lambda g: g if is_on_host(g) else times(g, unscale), grads)
         averages = averages_of({"nonfinite_micro_batch": Mean(bad), **sums}, n_shards * n_micro)
         micro_batch = first(averages.pop("nonfinite_micro_batch") > 0)
-        health = examine(grads, placements, casts, scale, unscale, recipe.residence.piece_elements)
+        grad_stats = measure_grads(grads, placements, casts, scale, unscale, spec.offload_plan.piece_elements)
         new_model_state = _agree(new_model_state, model_state)
-        return grads, unscale, averages.pop("loss"), averages, new_model_state, health, micro_batch
+        return grads, unscale, averages.pop("loss"), averages, new_model_state, grad_stats, micro_batch
 
-    return shard_over_data(local, recipe.mesh, (recipe.specs, P(), P(None, DATA_AXES), P(), P()), (specs, *[P()] * 6))
+    return shard_over_data(local, spec.mesh, (spec.specs, P(), P(None, DATA_AXES), P(), P()), (specs, *[P()] * 6))
 
 
-def compute_params(recipe: Recipe, params_sharded: Any, lasting: Any, *, train: bool) -> tuple[Any, Callable]:
+def compute_params(spec: StepSpec, params_sharded: Any, param_dtype: Any, *, train: bool) -> tuple[Any, Callable]:
     """The parameters that enter the loss, and the loss that takes them, as the stage has it.
 
     Args:
-        recipe: everything fixed.
+        spec: everything fixed.
         params_sharded: what gradients are taken of.
-        lasting: the same as it lasts on the devices.
+        param_dtype: the same as it lasts on the devices.
         train: whether this is a training step.
     """
 
     def apply(params, model_state, batch, key):
-        return recipe.model.apply(params, model_state, batch, key, train)
+        return spec.model.apply(params, model_state, batch, key, train)
 
-    placements, casts, wholes, ready = recipe.placements, recipe.casts, None, None
-    if recipe.plan.gather is not Gather.AT_USE:
+    placements, casts, wholes, ready = spec.placements, spec.casts, None, None
+    if spec.plan.gather is not Gather.AT_USE:
 
         def gathered(path: Any, placement: Placement, shard: jax.Array, cast: Any) -> jax.Array:
             with label("gather", path_name(path), "the step"):
                 return gather_leaf(shard, placement, cast)
 
         wholes = jax.tree_util.tree_map_with_path(gathered, placements, params_sharded, casts, is_leaf=is_placement)
-        if not recipe.plan.scatters_at_use:
+        if not spec.plan.scatters_at_use:
             # What is differentiated are the whole parameters; their gradients stay on the device until the end.
             params_sharded, wholes = wholes, None
             placements = jax.tree.map(lambda p: Placement(p.shape), placements, is_leaf=is_placement)
             casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
-    elif recipe.residence.in_files or (recipe.residence.is_used and not recipe.residence.at_use):
+    elif spec.offload_plan.in_files or (spec.offload_plan.is_used and not spec.offload_plan.at_use):
         # Fetched from the host for the whole step: what stays is the copy that computes. With files that is what lasts.
         # The gradient of a whole leaf is taken of what is used, so that it must be the leaf itself.
         ready = jax.tree.map(
@@ -132,48 +132,48 @@ def compute_params(recipe: Recipe, params_sharded: Any, lasting: Any, *, train: 
                 if moved and cast and place.dim is not None
                 else None
             ),
-            recipe.placements,
-            _moved(recipe),
-            lasting,
+            spec.placements,
+            _moved(spec),
+            param_dtype,
             casts,
             is_leaf=is_placement,
         )
-    zero = recipe.config.zero_optimization
+    zero = spec.config.zero_optimization
     limits = Limits(zero.stage3_prefetch_bucket_size, zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
     return params_sharded, gather_at_use(
         apply,
         placements,
-        recipe.wire,
+        spec.grad_reduce,
         casts=casts,
-        trainable=recipe.trainable,
+        trainable=spec.trainable,
         wholes=wholes,
         ready=ready,
-        limits=limits if recipe.plan.gather is Gather.AT_USE else None,
+        limits=limits if spec.plan.gather is Gather.AT_USE else None,
     )
 
 
-def fetched(recipe: Recipe, params_sharded: Any) -> Any:
+def fetched(spec: StepSpec, params_sharded: Any) -> Any:
     """Parameters from the host, for the whole step unless each use fetches for itself."""
-    return params_sharded if recipe.residence.at_use else jax.tree.map(to_device, params_sharded)
+    return params_sharded if spec.offload_plan.at_use else jax.tree.map(to_device, params_sharded)
 
 
-def _masters(recipe: Recipe, params_sharded: Any) -> Any:
+def _grad_params(spec: StepSpec, params_sharded: Any) -> Any:
     """What gradients are taken of: with the master copy in files a stand-in of its dtype, which is never read."""
-    if not recipe.residence.in_files:
+    if not spec.offload_plan.in_files:
         return params_sharded
 
     def stand_in(x: jax.Array, moved: bool, cast: tuple) -> jax.Array:
         if not (moved and cast):
             return x
-        zeros = jnp.zeros(x.shape, recipe.precision.lasting)
+        zeros = jnp.zeros(x.shape, spec.precision.param_dtype)
         return to_host(widened(zeros)) if is_on_host(x) else zeros
 
-    return jax.tree.map(stand_in, params_sharded, _moved(recipe), recipe.casts)
+    return jax.tree.map(stand_in, params_sharded, _moved(spec), spec.casts)
 
 
-def _moved(recipe: Recipe) -> Any:
+def _moved(spec: StepSpec) -> Any:
     """Pytree of bool like the parameters: whether the optimizer keeps its copy away from the devices."""
-    return jax.tree.map(lambda on_host, trained: on_host and trained, recipe.residence.on_host, recipe.trainable)
+    return jax.tree.map(lambda on_host, trained: on_host and trained, spec.offload_plan.on_host, spec.trainable)
 
 
 def _accumulate(micro_step: Callable, trained: Any, model_state: Any, batch: Any, n_micro: int) -> Any:
@@ -211,11 +211,11 @@ def _in(dtype: Any, grads: Any) -> Any:
     return jax.tree.map(cast, grads)
 
 
-def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> Any:
+def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, grad_reduce: GradReduceConfig) -> Any:
     """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
-    whole = iter(sum_leaves([g for (_, g), p in zip(paths, flat, strict=True) if p.dim is None], wire))
+    whole = iter(sum_leaves([g for (_, g), p in zip(paths, flat, strict=True) if p.dim is None], grad_reduce))
     reduced = []
     for (path, grad), placement in zip(paths, flat, strict=True):
         if placement.dim is None:
@@ -224,7 +224,7 @@ def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, wire: Wire) -> 
             reduced.append(grad)
         else:
             with label("scatter", path_name(path), "the step"):
-                reduced.append(scatter_leaf(grad, placement, wire))
+                reduced.append(scatter_leaf(grad, placement, grad_reduce))
     return treedef.unflatten(reduced)
 
 

@@ -26,7 +26,7 @@ class Precision:
             its own.
         reduce: dtype in which gradients are summed over the mesh.
         accumulate: dtype in which they are added up over micro-batches.
-        lasting: dtype in which parameters that compute in 16 bits are kept between steps.
+        param_dtype: dtype in which parameters that compute in 16 bits are kept between steps.
         moments: dtype of the parameters that the optimizer's state is made like, where they compute in 16 bits.
         buffers: dtype of the model's state, such as BatchNorm statistics; None leaves it as the model has it.
         kept: patterns of names of parameters that last and compute in fp32 all the same.
@@ -35,30 +35,30 @@ class Precision:
     compute: Any
     reduce: Any
     accumulate: Any
-    lasting: Any
+    param_dtype: Any
     moments: Any
     buffers: Any
     kept: tuple[str, ...]
 
-    def masters(self, params: Any) -> Any:
-        """The lasting form of parameters; see `lasting`."""
-        return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.lasting))
+    def master_params(self, params: Any) -> Any:
+        """The lasting form of parameters; see `param_dtype`."""
+        return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.param_dtype))
 
     def casts(self, params: Any) -> Any:
         """The casts that each parameter passes through on its way into the loss: a pytree of tuples of dtypes."""
         return self._each(params, lambda _, kept: () if kept else (jnp.dtype(self.compute),), otherwise=lambda _: ())
 
-    def computed(self, masters: Any) -> Any:
+    def computed(self, master_params: Any) -> Any:
         """What the loss sees of parameters that are whole."""
-        return self._each(masters, lambda x, kept: x if kept else x.astype(self.compute))
+        return self._each(master_params, lambda x, kept: x if kept else x.astype(self.compute))
 
-    def optimized(self, masters: Any) -> Any:
+    def optimized(self, master_params: Any) -> Any:
         """What the optimizer's state is made like."""
-        return self._each(masters, lambda x, kept: x if kept else x.astype(self.moments))
+        return self._each(master_params, lambda x, kept: x if kept else x.astype(self.moments))
 
-    def differentiated(self, masters: Any) -> Any:
+    def grad_params(self, master_params: Any) -> Any:
         """What gradients are taken of. A sum over devices does not fit fp16 where the mean it becomes does."""
-        return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, masters)
+        return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, master_params)
 
     def state(self, model_state: Any) -> Any:
         """The lasting form of the model's state."""
@@ -121,14 +121,14 @@ def precision(config: Config) -> Precision:
     """
     chosen = config.precision
     own = {"fp16": config.fp16.fp16_master_weights_and_grads, "bf16": config.bf16.bf16_master_weights_and_grads}
-    lasting = chosen if own.get(chosen) else "fp32"
+    param_dtype = chosen if own.get(chosen) else "fp32"
     types = config.data_types
     return Precision(
         compute=None if chosen == "fp32" else DTYPES[chosen],
         reduce=DTYPES[config.communication_data_type or "fp32"],
-        accumulate=DTYPES[types.grad_accum_dtype or lasting],
-        lasting=DTYPES[lasting],
-        moments=DTYPES[lasting if chosen == "bf16" and config.bf16.bf16_optimizer_states else "fp32"],
+        accumulate=DTYPES[types.grad_accum_dtype or param_dtype],
+        param_dtype=DTYPES[param_dtype],
+        moments=DTYPES[param_dtype if chosen == "bf16" and config.bf16.bf16_optimizer_states else "fp32"],
         buffers=DTYPES[types.buffer_dtype] if types.buffer_dtype else None,
         kept=config.jzero.keep_fp32,
     )

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jzero.config import Config
 from jzero.flax.model import Model
 from jzero.offload.host.update import Plan as UpdatePlan
-from jzero.offload.offload_plan import Residence
-from jzero.sharding.collectives import Wire
+from jzero.offload.offload_plan import OffloadPlan
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.mesh import n_data_shards, platform
 from jzero.sharding.trees import is_placement
 from jzero.zero.precision import Precision
@@ -20,7 +20,7 @@ from jzero.zero.stages import StagePlan
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepSpec:
     """Everything about a run that is fixed before it starts.
 
     Attributes:
@@ -36,7 +36,7 @@ class Recipe:
         opt_placements: pytree of `Placement` like the optimizer state.
         schedule: applied steps -> learning rate, for the report; None if the optimizer keeps it to itself.
         momentum: applied steps -> momentum, for the report; None if no schedule cycles it.
-        residence: which parameters live in host memory, with their moments.
+        offload_plan: which parameters live in host memory, with their moments.
         update_plan: the update of those; None if there are none.
     """
 
@@ -52,13 +52,13 @@ class Recipe:
     opt_placements: Any
     schedule: optax.Schedule | None
     momentum: optax.Schedule | None
-    residence: Residence
+    offload_plan: OffloadPlan
     update_plan: UpdatePlan | None
 
     @property
-    def wire(self) -> Wire:
+    def grad_reduce(self) -> GradReduceConfig:
         """How gradients travel."""
-        return Wire(
+        return GradReduceConfig(
             dtype=self.precision.reduce,
             n_replicas=self.mesh.shape["replica"],
             n_summed=n_data_shards(self.mesh),

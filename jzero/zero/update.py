@@ -10,47 +10,47 @@ from jax.extend import core as jex_core
 
 from jzero.jaxpr import compat
 from jzero.offload.host.update import Step, run_rest, run_update
-from jzero.offload.nvme.partition import Pending
+from jzero.offload.nvme.partition import DeferredUpdate
 from jzero.optim.apply import apply_optimizer
 from jzero.sharding.host_memory import is_on_host
 from jzero.sharding.placement import Placement
 from jzero.sharding.trees import is_placement, pad, split, unpad
-from jzero.zero.grad_stats import Health
+from jzero.zero.grad_stats import GradStats
 from jzero.zero.grads import times
-from jzero.zero.spec import Recipe
+from jzero.zero.spec import StepSpec
 
 
 def update_on_devices(
-    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+    spec: StepSpec, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, grad_stats: GradStats
 ) -> tuple[Any, Any]:
     """Updates parameters that live on the devices.
 
     Args:
-        recipe: everything fixed.
+        spec: everything fixed.
         trained: the trainable parameters, stored shapes.
         opt_state: the optimizer's state, stored shapes.
         grads: like `trained`.
         unscale: what gradients on the host are to be multiplied by.
         loss: f32[].
-        health: of the gradients.
+        grad_stats: of the gradients.
 
     Returns:
         New parameters and optimizer state, stored shapes; the old ones if the step is skipped.
     """
     del unscale  # every gradient is unscaled already
-    placements, _ = split(recipe.placements, recipe.trainable)
-    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    placements, _ = split(spec.placements, spec.trainable)
+    divisor = _clip_divisor(grad_stats.norm, spec.config.gradient_clipping)
     grads = jax.tree.map(lambda g: _divided(g, divisor), unpad(grads, placements))
-    before = unpad(trained, placements), unpad(opt_state, recipe.opt_placements)
-    optimizer = optax.with_extra_args_support(recipe.optimizer)
+    before = unpad(trained, placements), unpad(opt_state, spec.opt_placements)
+    optimizer = optax.with_extra_args_support(spec.optimizer)
 
     def proposed(kept: tuple[Any, Any], grads: Any, loss: jax.Array) -> tuple[Any, Any]:
         return apply_optimizer(optimizer, grads, kept[1], kept[0], loss)
 
     program, shapes = compat.trace(proposed, before, grads, loss)
-    new = _kept_early(program, jax.tree.leaves((before, grads, loss)), health.finite)
+    new = _kept_early(program, jax.tree.leaves((before, grads, loss)), grad_stats.finite)
     params, state = jax.tree.unflatten(jax.tree.structure(shapes), new)
-    return pad(params, placements), pad(state, recipe.opt_placements)
+    return pad(params, placements), pad(state, spec.opt_placements)
 
 
 def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Array) -> list[Any]:
@@ -78,12 +78,12 @@ def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Arr
 
 
 def update_from_host(
-    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
+    spec: StepSpec, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, grad_stats: GradStats
 ) -> tuple[Any, Any]:
     """The same where state lives in host memory, and passes through the devices parameter by parameter."""
-    assert recipe.update_plan is not None
-    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
-    opt_placements = jax.tree.leaves(recipe.opt_placements, is_leaf=is_placement)
+    assert spec.update_plan is not None
+    placements = jax.tree.leaves(split(spec.placements, spec.trainable)[0], is_leaf=is_placement)
+    opt_placements = jax.tree.leaves(spec.opt_placements, is_leaf=is_placement)
     flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
     state, state_treedef = jax.tree.flatten(opt_state)
     sums = {i for i, grad in enumerate(flat_grads) if is_on_host(grad)}
@@ -92,49 +92,49 @@ def update_from_host(
         grad = times(grad, scalars["unscale"]) if i in sums else grad
         return _divided(grad, scalars["divisor"])
 
-    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    divisor = _clip_divisor(grad_stats.norm, spec.config.gradient_clipping)
     step = Step(
         prepare,
         lambda new, old, scalars: keep(new, old, scalars["finite"]),
-        {"unscale": unscale, "divisor": divisor, "finite": health.finite},
-        recipe.residence.piece_elements,
+        {"unscale": unscale, "divisor": divisor, "finite": grad_stats.finite},
+        spec.offload_plan.piece_elements,
     )
     operands = [*flat_grads, *state, *params, loss]
     lie = [*placements, *opt_placements, *placements, Placement(())]
-    new = run_update(recipe.update_plan, operands, lie, recipe.mesh, step)
+    new = run_update(spec.update_plan, operands, lie, spec.mesh, step)
     return treedef.unflatten(new[len(state) :]), state_treedef.unflatten(new[: len(state)])
 
 
 def update_beside_files(
-    recipe: Recipe, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, health: Health
-) -> tuple[Any, Any, Pending]:
+    spec: StepSpec, trained: Any, opt_state: Any, grads: Any, unscale: jax.Array, loss: jax.Array, grad_stats: GradStats
+) -> tuple[Any, Any, DeferredUpdate]:
     """The same where moments and master copy of large parameters are in files: it updates the others.
 
     Returns:
         As `update_on_devices`, with None for what is in files or made from it; and what the update of that needs.
     """
-    plan = recipe.update_plan
+    plan = spec.update_plan
     assert plan is not None
-    placements = jax.tree.leaves(split(recipe.placements, recipe.trainable)[0], is_leaf=is_placement)
-    opt_placements, opt_treedef = jax.tree.flatten(recipe.opt_placements, is_leaf=is_placement)
+    placements = jax.tree.leaves(split(spec.placements, spec.trainable)[0], is_leaf=is_placement)
+    opt_placements, opt_treedef = jax.tree.flatten(spec.opt_placements, is_leaf=is_placement)
     flat_grads, (params, treedef) = jax.tree.leaves(grads), jax.tree.flatten(trained)
     state = opt_treedef.flatten_up_to(opt_state)
-    divisor = _clip_divisor(health.norm, recipe.config.gradient_clipping)
+    divisor = _clip_divisor(grad_stats.norm, spec.config.gradient_clipping)
     step = Step(
         lambda _, grad, scalars: _divided(grad, scalars),
-        lambda new, old, _: keep(new, old, health.finite),
+        lambda new, old, _: keep(new, old, grad_stats.finite),
         divisor,
-        recipe.residence.piece_elements,
+        spec.offload_plan.piece_elements,
     )
     operands = [*flat_grads, *state, *params, loss]
     new = run_rest(plan, operands, [*placements, *opt_placements, *placements, Placement(())], step)
     results = [new.get(j) for j in range(len(state) + len(params))]
     scalars = {i: operands[i] for leaf in plan.leaves for i in leaf.reads if i not in leaf.inputs}
     left = [flat_grads[leaf.inputs[0]] for leaf in plan.leaves]
-    if recipe.residence.at_use:  # gradients on the host, still to be multiplied
+    if spec.offload_plan.at_use:  # gradients on the host, still to be multiplied
         divisor = (1.0 if divisor is None else divisor) / unscale
-    pending = Pending(left, scalars, divisor, health.finite)
-    return treedef.unflatten(results[len(state) :]), opt_treedef.unflatten(results[: len(state)]), pending
+    deferred = DeferredUpdate(left, scalars, divisor, grad_stats.finite)
+    return treedef.unflatten(results[len(state) :]), opt_treedef.unflatten(results[: len(state)]), deferred
 
 
 def keep(new: Any, old: Any, finite: jax.Array) -> Any:

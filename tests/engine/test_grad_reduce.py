@@ -44,12 +44,12 @@ def step(size, zero, replica=1, **sections):
 
 @pytest.mark.parametrize("zero", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("wire", ["fp16", "bf16", "fp32"])
-def test_a_sum_beyond_fp16_overflows_only_where_too_little_is_divided_first(zero, wire):
-    sent = lambda size, **keys: step(size, zero, communication_data_type=wire, **keys)
+def test_a_sum_beyond_fp16_overflows_only_where_too_little_is_divided_first(zero, grad_reduce):
+    sent = lambda size, **keys: step(size, zero, communication_data_type=grad_reduce, **keys)
     assert sent(2.0**14) == (2.0**14, False)  # the sum over 8 devices is 2**17, and fp16 ends below 2**16
     assert sent(2.0**14, **PRESCALED) == (2.0**14, False)
     assert sent(2.0**14, **predivided(4.0)) == (2.0**14, False)
-    assert sent(2.0**14, **predivided(2.0)) == ((0.0, True) if wire == "fp16" else (2.0**14, False))
+    assert sent(2.0**14, **predivided(2.0)) == ((0.0, True) if grad_reduce == "fp16" else (2.0**14, False))
 
 
 @pytest.mark.parametrize("zero", PLACES.values(), ids=PLACES)
@@ -63,11 +63,11 @@ def test_a_gradient_that_fp16_cannot_divide_arrives_when_it_is_not(zero):
 @pytest.mark.parametrize("replica", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_what_arrives_has_the_digits_of_the_wire(stage, replica):
-    sent = lambda size, wire: step(size, {"stage": stage}, replica, communication_data_type=wire)[0]
-    for wire, digits in {"bf16": 7, "fp16": 10, "fp32": 23}.items():
-        assert sent(1 + 2.0**-digits, wire) == 1 + 2.0**-digits
-        if wire != "fp32":
-            assert sent(1 + 2.0 ** -(digits + 2), wire) == 1
+    sent = lambda size, grad_reduce: step(size, {"stage": stage}, replica, communication_data_type=grad_reduce)[0]
+    for grad_reduce, digits in {"bf16": 7, "fp16": 10, "fp32": 23}.items():
+        assert sent(1 + 2.0**-digits, grad_reduce) == 1 + 2.0**-digits
+        if grad_reduce != "fp32":
+            assert sent(1 + 2.0 ** -(digits + 2), grad_reduce) == 1
 
 
 @pytest.mark.parametrize("zero", PLACES.values(), ids=PLACES)
@@ -83,5 +83,5 @@ def test_in_fp32_every_division_trains_alike(zero):
 
 def test_replicas_are_among_the_devices_that_a_prescaled_sum_divides_by():
     engine = build(0, STEPS[0], replica=2, sections=PRESCALED)
-    assert engine.functional.recipe.wire.divisor == N
+    assert engine.functional.spec.grad_reduce.divisor == N
     assert engine.mesh.shape == mesh_of(N, replica=2).shape

@@ -43,7 +43,7 @@ def test_parts_are_where_jax_puts_them(functional):
     stored = jax.tree.leaves(functional.state.params)
     assert [leaf.name for leaf in found.leaves] == ["odd.bias", "odd.kernel", "out.kernel"]
     assert {leaf.dim is None for leaf in found.leaves} == {True, False}
-    devices = list(functional.recipe.mesh.devices.flat)
+    devices = list(functional.spec.mesh.devices.flat)
     for leaf, x in zip(found.leaves, stored, strict=True):
         where = x.sharding.devices_indices_map(x.shape)
         for i, device in enumerate(devices):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import jzero
-from jzero.explain.memory import device_bytes, holdings, holdings_table
+from jzero.explain.memory import device_bytes, memory_breakdown, memory_table
 from jzero.models import build
 
 SIZES = {"vocab_size": 256, "seq_len": 16, "d_model": 128, "n_layer": 2, "n_head": 2}
@@ -36,7 +36,7 @@ def test_bytes_are_what_the_stage_promises(stage, per_parameter):
     n_params = sum(x.size for x in jax.tree.leaves(e.params))
     n_whole = sum(math.prod(p.shape) for p in jax.tree.leaves(e.placements) if p.dim is None)
     assert (n_whole == 0) == (stage == 3), "small leaves stay whole, but here stage 3 has a threshold of 0"
-    parts = {h.part: h for h in holdings(e)}
+    parts = {h.part: h for h in memory_breakdown(e)}
     names = ["master parameters", "optimizer state", "gradients", "parameters in compute"]
     for name, each, whole in zip(names, per_parameter, (4, 8, 4, 2), strict=True):
         if each is not None:
@@ -49,8 +49,8 @@ def test_bytes_are_what_the_stage_promises(stage, per_parameter):
 
 
 def test_small_leaves_that_stay_whole_are_counted_and_named():
-    parts = {h.part: h for h in holdings(engine(3, threshold=128))}
-    plain = {h.part: h for h in holdings(engine(3))}
+    parts = {h.part: h for h in memory_breakdown(engine(3, threshold=128))}
+    plain = {h.part: h for h in memory_breakdown(engine(3))}
     assert parts["master parameters"].n_bytes > plain["master parameters"].n_bytes
     assert "14 small ones whole" in parts["master parameters"].why
     assert "whole" not in plain["master parameters"].why
@@ -60,7 +60,7 @@ def test_frozen_parameters_have_neither_gradients_nor_optimizer_state():
     e = engine(2, trainable=lambda name: "wte" not in name)
     trained = {name: p for name, p in e.placements.items() if name != "wte"}
     n_elements = sum(math.prod(p.shard_shape) for p in jax.tree.leaves(trained))
-    parts = {h.part: h for h in holdings(e)}
+    parts = {h.part: h for h in memory_breakdown(e)}
     assert parts["gradients"].n_bytes == 4 * n_elements
     assert parts["optimizer state"].n_bytes == pytest.approx(8 * n_elements, rel=1e-3)
 
@@ -73,7 +73,7 @@ def test_device_bytes_takes_the_fullest_device():
 
 def test_the_table_shows_numbers_formulas_and_reasons():
     out = io.StringIO()
-    Console(file=out, width=140).print(holdings_table(engine(1)))
+    Console(file=out, width=140).print(memory_table(engine(1)))
     text = out.getvalue()
     for word in (
         "stage 1",
@@ -88,6 +88,6 @@ def test_the_table_shows_numbers_formulas_and_reasons():
 
 
 def test_one_device_holds_everything():
-    parts = {h.part: h for h in holdings(engine(3, n_devices=1))}
+    parts = {h.part: h for h in memory_breakdown(engine(3, n_devices=1))}
     assert parts["master parameters"].why == "whole on each device"
     assert parts["master parameters"].formula == "4P"

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jzero.gather import gather_at_use, scanned_dims
 from jzero.jaxpr import compat
-from jzero.sharding.collectives import Wire
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.sharding.placement import place_all
 from jzero.sharding.trees import is_placement, pad, unpad
@@ -153,10 +153,10 @@ def sharded_loss_and_grads(fn, params, x):
     """Runs `fn` on 8 devices with every leaf divided; returns its mean, its gradients, and the jitted program."""
     mesh = make_mesh(jax.devices()[:N])
     local_x = jax.ShapeDtypeStruct((ROWS // N, *x.shape[1:]), x.dtype)
-    placements = place_all(params, N, undividable=scanned_dims(fn, params, local_x))
+    placements = place_all(params, N, unshardable_dims=scanned_dims(fn, params, local_x))
     specs = jax.tree.map(lambda p: p.spec, placements, is_leaf=is_placement)
     smooth = jax.tree.map(lambda w: jnp.issubdtype(w.dtype, jnp.inexact), params)
-    loss = gather_at_use(fn, placements, Wire(), casts=jax.tree.map(lambda _: (), params), trainable=smooth)
+    loss = gather_at_use(fn, placements, GradReduceConfig(), casts=jax.tree.map(lambda _: (), params), trainable=smooth)
 
     def local(params, x):
         value, grads = jax.value_and_grad(loss, allow_int=True)(params, x)

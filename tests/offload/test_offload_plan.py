@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jzero.config import Config
-from jzero.offload.offload_plan import residence
+from jzero.offload.offload_plan import offload_plan
 from jzero.sharding.placement import place_all
 from jzero.zero.stages import stage_plan
 
@@ -23,8 +23,8 @@ def lives(stage, zero, n_shards=8):
     config = Config.load({"train_batch_size": 8, "zero_optimization": {"stage": stage, **zero}})
     plan = stage_plan(stage)
     shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SHAPES.items()}
-    placements = place_all(shapes, n_shards, even_alone=config.zero_optimization.offloads_params)
-    found = residence(config, plan, placements, TRAINABLE, 2**24)
+    placements = place_all(shapes, n_shards, shard_single=config.zero_optimization.offloads_params)
+    found = offload_plan(config, plan, placements, TRAINABLE, 2**24)
     return {name for name, on_host in found.on_host.items() if on_host}, found
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jzero.sharding import collectives
-from jzero.sharding.collectives import Wire, gather_leaf, scatter_leaf, sum_leaves
+from jzero.sharding.collectives import GradReduceConfig, gather_leaf, scatter_leaf, sum_leaves
 from jzero.sharding.mesh import DATA_AXES
 from jzero.sharding.placement import Placement
 from tests.helpers import mesh_of
@@ -37,29 +37,31 @@ def test_gather_gives_the_true_array_on_every_device(placement):
 def test_scatter_leaves_each_device_its_shard_of_the_sum(placement, replica):
     placement = Placement(placement.shape, placement.dim, 8 // replica)
     grads = np.stack([full_of(placement, seed) for seed in range(8)])
-    wire = Wire(jnp.float32, replica, 8)
-    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8, replica), P(DATA_AXES), placement.spec)
+    grad_reduce = GradReduceConfig(jnp.float32, replica, 8)
+    run = over_devices(
+        lambda g: scatter_leaf(g[0], placement, grad_reduce), mesh_of(8, replica), P(DATA_AXES), placement.spec
+    )
     total = placement.unpad(run(grads))
     np.testing.assert_allclose(np.asarray(total), grads.sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_whole_gradients_are_summed_over_all_data_axes():
     grads = [np.arange(8, dtype=np.float32), np.arange(16, dtype=np.float32).reshape(8, 2)]
-    run = over_devices(lambda g: sum_leaves([x[0] for x in g], Wire()), mesh_of(8, 2), P(DATA_AXES), P())
+    run = over_devices(lambda g: sum_leaves([x[0] for x in g], GradReduceConfig()), mesh_of(8, 2), P(DATA_AXES), P())
     np.testing.assert_allclose(run(grads)[0], 28)
     np.testing.assert_allclose(run(grads)[1], grads[1].sum(0))
-    assert sum_leaves([], Wire()) == []
+    assert sum_leaves([], GradReduceConfig()) == []
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_sixteen_bit_sums_neither_overflow_nor_stay_in_sixteen_bits(dtype):
-    placement, wire = PLACEMENTS[0], Wire(dtype, 1, 8)
+    placement, grad_reduce = PLACEMENTS[0], GradReduceConfig(dtype, 1, 8)
     grads = np.full((8, 16, 3), 30000, np.float32)  # the sum, 240000, is beyond fp16
-    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8), P("shard"), placement.spec)
+    run = over_devices(lambda g: scatter_leaf(g[0], placement, grad_reduce), mesh_of(8), P("shard"), placement.spec)
     assert run(grads).dtype == jnp.float32
     np.testing.assert_allclose(np.asarray(run(grads)), 240000, rtol=1e-2)
     assert "f32[16,3] = psum" not in str(jax.make_jaxpr(run)(grads))
-    whole = over_devices(lambda g: sum_leaves([g[0]], wire)[0], mesh_of(8), P("shard"), P())
+    whole = over_devices(lambda g: sum_leaves([g[0]], grad_reduce)[0], mesh_of(8), P("shard"), P())
     np.testing.assert_allclose(np.asarray(whole(grads)), 240000, rtol=1e-2)
 
 
@@ -74,7 +76,7 @@ def test_sixteen_bit_sums_neither_overflow_nor_stay_in_sixteen_bits(dtype):
 )
 def test_what_gradients_are_divided_by_before_they_are_summed(keys, fp16, fp32):
     for dtype, divisor in ((jnp.float16, fp16), (jnp.bfloat16, fp16), (jnp.float32, fp32)):
-        assert Wire(dtype, n_summed=8, **keys).divisor == divisor
+        assert GradReduceConfig(dtype, n_summed=8, **keys).divisor == divisor
 
 
 SCATTERED_IN_PIECES = [
@@ -85,10 +87,10 @@ SCATTERED_IN_PIECES = [
 ]
 
 
-def scattered(placement, wire, dtype):
+def scattered(placement, grad_reduce, dtype):
     """Scatters gradients of this dtype; gives the result and the shapes that travel."""
     grads = jnp.asarray(np.stack([full_of(placement, seed) for seed in range(8)]), dtype)
-    run = over_devices(lambda g: scatter_leaf(g[0], placement, wire), mesh_of(8), P(DATA_AXES), placement.spec)
+    run = over_devices(lambda g: scatter_leaf(g[0], placement, grad_reduce), mesh_of(8), P(DATA_AXES), placement.spec)
     (inside,) = jax.make_jaxpr(run)(grads).jaxpr.eqns[0].params["jaxpr"].jaxpr.eqns
     eqns = getattr(inside.params["jaxpr"], "jaxpr", inside.params["jaxpr"]).eqns
     sent = [e.invars[0].aval for e in eqns if e.primitive.name == "reduce_scatter"]
@@ -97,11 +99,11 @@ def scattered(placement, wire, dtype):
 
 @pytest.mark.parametrize("placement", SCATTERED_IN_PIECES, ids=str)
 def test_a_large_gradient_is_widened_a_piece_at_a_time(placement, monkeypatch):
-    wire = Wire(jnp.float32, 1, 8)
-    at_once, sent = scattered(placement, wire, jnp.bfloat16)
+    grad_reduce = GradReduceConfig(jnp.float32, 1, 8)
+    at_once, sent = scattered(placement, grad_reduce, jnp.bfloat16)
     assert len(sent) == 1
     monkeypatch.setattr(collectives, "PIECE_BYTES", 1000)
-    in_pieces, sent = scattered(placement, wire, jnp.bfloat16)
+    in_pieces, sent = scattered(placement, grad_reduce, jnp.bfloat16)
     np.testing.assert_array_equal(in_pieces, at_once)
     assert len(sent) > 1
     # Padding is no part of the gradient.
@@ -114,24 +116,24 @@ def test_a_large_gradient_is_widened_a_piece_at_a_time(placement, monkeypatch):
 
 def test_a_piece_is_at_least_one_slice_wide(monkeypatch):
     monkeypatch.setattr(collectives, "PIECE_BYTES", 1)
-    _, sent = scattered(Placement((16, 6), 0, 8), Wire(), jnp.bfloat16)
+    _, sent = scattered(Placement((16, 6), 0, 8), GradReduceConfig(), jnp.bfloat16)
     assert [piece.shape for piece in sent] == [(16, 1)] * 6
-    _, sent = scattered(Placement((16,), 0, 8), Wire(), jnp.bfloat16)
+    _, sent = scattered(Placement((16,), 0, 8), GradReduceConfig(), jnp.bfloat16)
     assert [piece.shape for piece in sent] == [(16,)]
 
 
 def test_a_gradient_that_travels_as_it_is_travels_at_once(monkeypatch):
     monkeypatch.setattr(collectives, "PIECE_BYTES", 1)
-    _, sent = scattered(SCATTERED_IN_PIECES[0], Wire(), jnp.float32)
+    _, sent = scattered(SCATTERED_IN_PIECES[0], GradReduceConfig(), jnp.float32)
     assert len(sent) == 1
 
 
 @pytest.mark.parametrize(("predivide", "total"), [(2.0, np.inf), (4.0, 2.0**17), (8.0, 2.0**17)])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_sum_that_is_divided_too_little_leaves_fp16(predivide, total, whole):
-    placement, wire = PLACEMENTS[0], Wire(jnp.float16, 1, 8, predivide=predivide)
+    placement, grad_reduce = PLACEMENTS[0], GradReduceConfig(jnp.float16, 1, 8, predivide=predivide)
     grads = np.full((8, 16, 3), 2.0**14, np.float32)
-    local = lambda g: sum_leaves([g[0]], wire)[0] if whole else scatter_leaf(g[0], placement, wire)
+    local = lambda g: sum_leaves([g[0]], grad_reduce)[0] if whole else scatter_leaf(g[0], placement, grad_reduce)
     run = over_devices(local, mesh_of(8), P("shard"), P() if whole else placement.spec)
     assert {*np.unique(np.asarray(run(grads))).tolist()} == {total}
 
@@ -141,8 +143,10 @@ def test_rounded_fp32_carries_what_bf16_carries(whole):
     placement = PLACEMENTS[0]
     grads = np.stack([full_of(placement, seed) for seed in range(8)])
     totals = []
-    for wire in (Wire(jnp.bfloat16, 1, 8), Wire(jnp.bfloat16, 1, 8, rounded=True)):
-        local = lambda g, wire=wire: sum_leaves([g[0]], wire)[0] if whole else scatter_leaf(g[0], placement, wire)
+    for grad_reduce in (GradReduceConfig(jnp.bfloat16, 1, 8), GradReduceConfig(jnp.bfloat16, 1, 8, rounded=True)):
+        local = lambda g, grad_reduce=grad_reduce: (
+            sum_leaves([g[0]], grad_reduce)[0] if whole else scatter_leaf(g[0], placement, grad_reduce)
+        )
         totals.append(over_devices(local, mesh_of(8), P("shard"), P() if whole else placement.spec)(grads))
     assert {str(t.dtype) for t in totals} == {"float32"}
     assert (np.asarray(totals[1]) == np.asarray(totals[1], jnp.bfloat16).astype(np.float32)).all()
@@ -151,7 +155,9 @@ def test_rounded_fp32_carries_what_bf16_carries(whole):
 
 def test_integers_and_complex_numbers_are_summed_as_they_are():
     grads = [np.arange(8, dtype=np.int32), np.arange(8, dtype=np.complex64) * 1j]
-    run = over_devices(lambda g: sum_leaves([x[0] for x in g], Wire(jnp.bfloat16, 1, 8)), mesh_of(8), P("shard"), P())
+    run = over_devices(
+        lambda g: sum_leaves([x[0] for x in g], GradReduceConfig(jnp.bfloat16, 1, 8)), mesh_of(8), P("shard"), P()
+    )
     totals = run(grads)
     assert [t.dtype for t in totals] == [jnp.int32, jnp.complex64]
     assert [complex(t) for t in totals] == [28, 28j]
@@ -166,7 +172,7 @@ def test_a_scatter_undoes_a_gather_for_gradients(placement, casts):
     def local(shard):
         k = jax.lax.axis_index("shard").astype(casts[0] if casts else jnp.float32)
         full = gather_leaf(shard, placement, casts)
-        return scatter_leaf(jax.grad(lambda w: (k * w**2).sum())(full), placement, Wire(n_summed=8))
+        return scatter_leaf(jax.grad(lambda w: (k * w**2).sum())(full), placement, GradReduceConfig(n_summed=8))
 
     run = over_devices(local, mesh_of(8), placement.spec, placement.spec)
     padded = placement.pad(jnp.asarray(x))

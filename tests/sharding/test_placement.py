@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jzero.sharding import placement as layout
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, place
 
-place_small = functools.partial(place, keep_whole_up_to=0)
+place_small = functools.partial(place, replicate_below=0)
 shapes = st.lists(st.one_of(st.integers(0, 12), st.sampled_from([48, 64, 129, 500])), max_size=4).map(tuple)
 shards = st.sampled_from([1, 2, 3, 6, 8, 64])
 dims = st.sets(st.integers(0, 3))
@@ -22,8 +22,8 @@ dims = st.sets(st.integers(0, 3))
 
 @given(shapes, shards, st.sampled_from([0, 10, 1000, 10**9]), dims)
 @settings(max_examples=400, deadline=None)
-def test_invariants(shape, n_shards, keep_whole_up_to, undividable):
-    p = place(shape, n_shards, keep_whole_up_to=keep_whole_up_to, undividable=undividable)
+def test_invariants(shape, n_shards, replicate_below, unshardable_dims):
+    p = place(shape, n_shards, replicate_below=replicate_below, unshardable_dims=unshardable_dims)
     size = math.prod(shape)
     assert p.shape == shape
     if p.dim is None:
@@ -31,12 +31,12 @@ def test_invariants(shape, n_shards, keep_whole_up_to, undividable):
         assert p.padding == 0
         assert p.spec == PartitionSpec()
         # Nothing that divides evenly is left whole without a reason.
-        allowed = [d for d in range(len(shape)) if d not in undividable]
-        if n_shards > 1 and size > keep_whole_up_to:
+        allowed = [d for d in range(len(shape)) if d not in unshardable_dims]
+        if n_shards > 1 and size > replicate_below:
             assert not size or not any(shape[d] % n_shards == 0 for d in allowed)
         return
-    assert p.dim not in undividable
-    assert size > keep_whole_up_to
+    assert p.dim not in unshardable_dims
+    assert size > replicate_below
     assert p.n_shards == n_shards > 1
     assert p.spec == PartitionSpec(*[None] * p.dim, "shard")
     assert 0 <= p.padding < n_shards
@@ -46,9 +46,9 @@ def test_invariants(shape, n_shards, keep_whole_up_to, undividable):
     assert all(p.padded_shape[d] == p.shard_shape[d] == shape[d] for d in others)
     if p.padding:
         assert size > SMALL_LEAF_ELEMENTS
-        assert all(shape[d] % n_shards for d in others if d not in undividable)
+        assert all(shape[d] % n_shards for d in others if d not in unshardable_dims)
     else:
-        assert all(shape[d] % n_shards for d in range(p.dim) if d not in undividable)
+        assert all(shape[d] % n_shards for d in range(p.dim) if d not in unshardable_dims)
 
 
 @given(shapes.filter(lambda s: math.prod(s) < 20_000), shards, st.integers(0, 3))
@@ -90,24 +90,24 @@ def test_a_vocabulary_that_nothing_divides_is_padded_where_it_costs_least():
 
 
 def test_a_scanned_dimension_is_never_divided_not_even_padded():
-    assert place_small((8, 9, 16), 8, undividable={0}).dim == 2
-    assert place_small((8,), 8, undividable={0}).dim is None
-    assert place((64, 301, 401), 8, undividable={0}).dim in (1, 2)
+    assert place_small((8, 9, 16), 8, unshardable_dims={0}).dim == 2
+    assert place_small((8,), 8, unshardable_dims={0}).dim is None
+    assert place((64, 301, 401), 8, unshardable_dims={0}).dim in (1, 2)
 
 
 def test_small_leaves_stay_whole_up_to_the_threshold():
-    assert place((8, 8), 8, keep_whole_up_to=64).dim is None
-    assert place((8, 8), 8, keep_whole_up_to=63).dim == 0
+    assert place((8, 8), 8, replicate_below=64).dim is None
+    assert place((8, 8), 8, replicate_below=63).dim == 0
 
 
 def test_a_tree_is_placed_leaf_by_leaf():
     tree = {"a": jax.ShapeDtypeStruct((16, 3), jnp.float32), "b": [jnp.zeros((16, 16), jnp.int32), jnp.zeros(())]}
-    placements = layout.place_all(tree, 8, keep_whole_up_to=0, undividable={1: {0}})
+    placements = layout.place_all(tree, 8, replicate_below=0, unshardable_dims={1: {0}})
     assert placements == {
         "a": Placement((16, 3), 0, 8),
         "b": [Placement((16, 16), 1, 8, stacked=True), Placement(())],
     }
-    assert layout.place_all(tree, 8, keep_whole_up_to=48)["a"].dim is None
+    assert layout.place_all(tree, 8, replicate_below=48)["a"].dim is None
 
 
 def test_names_are_dotted():

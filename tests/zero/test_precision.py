@@ -33,13 +33,13 @@ def test_the_table(name):
     params = {"i": jnp.ones(1, jnp.int32), "f": jnp.ones(1, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
     cast = () if name == "fp32" else (jnp.dtype(DTYPES[name]),)
     assert dtypes.casts(params) == {"i": (), "f": cast, "b": cast}
-    lasting = {k: x.dtype for k, x in dtypes.masters(params).items()}
-    assert lasting == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
+    param_dtype = {k: x.dtype for k, x in dtypes.master_params(params).items()}
+    assert param_dtype == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
 
 
 @pytest.mark.parametrize(("wire", "dtype"), [*DTYPES.items(), ("bfp16", jnp.bfloat16)])
-def test_gradients_travel_in_the_configured_dtype(wire, dtype):
-    assert precision(jzero.Config.load({"communication_data_type": wire})).reduce == dtype
+def test_gradients_travel_in_the_configured_dtype(grad_reduce, dtype):
+    assert precision(jzero.Config.load({"communication_data_type": grad_reduce})).reduce == dtype
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -116,7 +116,7 @@ MASTERS = {
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize("case", MASTERS)
 def test_what_lasts_in_sixteen_bits_is_updated_in_fp32_and_rounded_once(case, stage):
-    sections, lasting, kept = MASTERS[case]
+    sections, param_dtype, kept = MASTERS[case]
     adam = {"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1}}
     sections = {**sections, "optimizer": adam, "jzero": {"keep_fp32": ["^norm$"]}}
     engine = build(stage, sized(1), model=Weights, loss_fn=pull, sections=sections)
@@ -131,13 +131,13 @@ def test_what_lasts_in_sixteen_bits_is_updated_in_fp32_and_rounded_once(case, st
 
     # Optax in fp32 for one element, of which as much is kept after each step as lasts.
     optimizer = optax.adamw(0.01, eps=1e-8, weight_decay=0.1)
-    dtypes = {"w": (lasting, kept), "norm": (jnp.float32, jnp.float32)}
+    dtypes = {"w": (param_dtype, kept), "norm": (jnp.float32, jnp.float32)}
     params = dict.fromkeys(dtypes, jnp.float32(1))
     memory: Any = optimizer.init(params)
     rounded = lambda tree, i: {k: x.astype(dtypes[k][i]).astype(jnp.float32) for k, x in tree.items()}
     for size in (1.0, 0.3, -0.7):
         assert not bool(engine.train_batch(sized(size))["overflow"])
-        gradient = jnp.float32(size).astype(lasting).astype(jnp.float32)
+        gradient = jnp.float32(size).astype(param_dtype).astype(jnp.float32)
         with jax.numpy_dtype_promotion("standard"):
             updates, memory = optimizer.update(dict.fromkeys(dtypes, gradient), memory, params)
         params = rounded(optax.apply_updates(params, updates), 0)
@@ -182,7 +182,7 @@ def test_param_dtype_must_say_what_the_switches_say(said, sections, wrong):
 
 
 @pytest.mark.parametrize(("dtype", "lasting"), [(None, jnp.float32), ("bf16", jnp.bfloat16), ("fp16", jnp.float16)])
-def test_buffers_last_in_their_dtype(dtype, lasting):
+def test_buffers_last_in_their_dtype(dtype, param_dtype):
     seen = []
 
     def loss(model, batch):
@@ -194,8 +194,8 @@ def test_buffers_last_in_their_dtype(dtype, lasting):
     engine = build(1, sized(0), model=Weights, loss_fn=loss, n_devices=2, sections=sections)
     engine.train_batch(sized(0))
     (mean,) = jax.tree.leaves(engine.state.model_state)
-    assert {mean.dtype, *seen} == {jnp.dtype(lasting)}
-    np.testing.assert_array_equal(np.float64(mean), 2 * np.float64(np.asarray(1 / 3, np.float32).astype(lasting)))
+    assert {mean.dtype, *seen} == {jnp.dtype(param_dtype)}
+    np.testing.assert_array_equal(np.float64(mean), 2 * np.float64(np.asarray(1 / 3, np.float32).astype(param_dtype)))
 
 
 GPT_SIZES = GPTConfig(vocab_size=64, seq_len=8, d_model=32, n_layer=2, n_head=2, scan_layers=True)

@@ -90,7 +90,7 @@ def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 def _leaves(engine: jzero.Engine) -> list[Leaf]:
     is_placement = lambda x: isinstance(x, Placement)
     placements = jax.tree_util.tree_leaves_with_path(engine.placements, is_leaf=is_placement)
-    trained = jax.tree.leaves(engine.functional.recipe.trainable)
+    trained = jax.tree.leaves(engine.functional.spec.trainable)
     scanned = engine.functional.scanned
     return [
         Leaf(jax.tree_util.keystr(path, simple=True, separator="."), p, scanned.get(i, frozenset()), t)

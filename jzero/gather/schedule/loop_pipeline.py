@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jzero.gather.unit.deferred import Lazy, Parts
-from jzero.gather.unit.split_vjp import Function, Operands, Pullback, is_inexact, saving_pullback
+from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.split_vjp import Function, Operands, SplitVJP, is_inexact, saving_vjp
 from jzero.gather.unit.units import barrier, instantiated, is_zero
-from jzero.sharding.collectives import Wire
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract, is_on_host, to_host
 
 
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
         consts: what every iteration sees.
     """
 
-    passed: dict[int, Parts]
+    passed: dict[int, ParamShards]
     xs: list[Any]
     consts: list[Any]
 
@@ -44,7 +44,7 @@ class Body:
     Attributes:
         compute: `([*gathered, *leaves of Inputs], carry) -> [*carry, *ys]`.
         flows: `(Inputs of bools, carry of bools) -> bools`: whether a gradient may flow to each output.
-        forms: what is gathered, one layer of each.
+        gather_keys: what is gathered, one layer of each.
         trainable: for each of them, whether it gets a gradient.
         length: how many iterations there are.
         reverse: whether they go from the last layer to the first.
@@ -53,7 +53,7 @@ class Body:
 
     compute: Function
     flows: Callable[[Inputs, list[bool]], list[bool]]
-    forms: Sequence[Lazy]
+    gather_keys: Sequence[DeferredParam]
     trainable: Sequence[bool]
     length: int
     reverse: bool
@@ -70,7 +70,9 @@ class Body:
         return jax.lax.scan(iteration, state, (layers, xs), self.length, reverse=reverse, unroll=self.unroll)
 
 
-def pipelined_scan(body: Body, stacks: dict[int, Parts], inputs: Inputs, carry: list[Any], wire: Wire) -> list[Any]:
+def pipelined_scan(
+    body: Body, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any], grad_reduce: GradReduceConfig
+) -> list[Any]:
     """Runs a loop.
 
     Args:
@@ -78,7 +80,7 @@ def pipelined_scan(body: Body, stacks: dict[int, Parts], inputs: Inputs, carry: 
         stacks: leaf -> arrays of all layers of what `body` gathers.
         inputs: its other inputs.
         carry: its first carry.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
 
     Returns:
         The last carry, and the other outputs, stacked.
@@ -88,9 +90,9 @@ def pipelined_scan(body: Body, stacks: dict[int, Parts], inputs: Inputs, carry: 
         is_primal = lambda x: hasattr(x, "perturbed")
         moves = jax.tree.map(lambda x: x.perturbed and is_inexact(x.value), operands, is_leaf=is_primal)
         stacks, inputs, carry = jax.tree.map(lambda x: x.value, operands, is_leaf=is_primal)
-        pullback = _pullback(body, inputs, carry, *moves[1:])
-        outs, kept = _forward(body, pullback.forward, stacks, inputs, carry)
-        pull = functools.partial(_backward, body, pullback, len(carry), wire)
+        split_vjp = _split_vjp(body, inputs, carry, *moves[1:])
+        outs, kept = _forward(body, split_vjp.forward, stacks, inputs, carry)
+        pull = functools.partial(_backward, body, split_vjp, len(carry), grad_reduce)
         return outs, jax.tree_util.Partial(pull, stacks, inputs, kept)
 
     call = jax.custom_vjp(lambda *operands: _forward(body, lambda *x: (body.compute(*x), []), *operands)[0])
@@ -98,7 +100,7 @@ def pipelined_scan(body: Body, stacks: dict[int, Parts], inputs: Inputs, carry: 
     return call(stacks, inputs, carry)
 
 
-def _pullback(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs, carry_moves: list[bool]) -> Pullback:
+def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs, carry_moves: list[bool]) -> SplitVJP:
     """The halves of one iteration. What the backward pass has at hand anyway is not kept for it."""
     moving, before = carry_moves, None
     while moving != before:  # what one iteration makes differentiable comes into the next one
@@ -108,15 +110,15 @@ def _pullback(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs,
     passed, xs = jax.tree.map(lambda x: _shape(x, x.shape[1:]), (inputs.passed, inputs.xs))
     at_hand = Inputs(passed, xs, [_shape(x, x.shape) for x in inputs.consts])
     operands = Operands(
-        full=[*(f.shape for f in body.forms), *jax.tree.leaves(at_hand)],
+        full=[*(f.shape for f in body.gather_keys), *jax.tree.leaves(at_hand)],
         trainable=[*body.trainable, *jax.tree.leaves(inputs_move)],
         others=[_shape(x, x.shape) for x in carry],
         moving=moving,
     )
-    return saving_pullback(body.compute, operands, recomputes=False, n_gathered=len(body.forms))
+    return saving_vjp(body.compute, operands, recomputes=False, n_gathered=len(body.gather_keys))
 
 
-def _forward(body: Body, compute: Callable, stacks: dict[int, Parts], inputs: Inputs, carry: list[Any]) -> Any:
+def _forward(body: Body, compute: Callable, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any]) -> Any:
     """The forward loop: its outputs, and what `compute` keeps of each iteration."""
 
     def iteration(state: Any, x: Any) -> Any:
@@ -132,10 +134,10 @@ def _forward(body: Body, compute: Callable, stacks: dict[int, Parts], inputs: In
 
 def _backward(
     body: Body,
-    pullback: Pullback,
+    split_vjp: SplitVJP,
     n_carry: int,
-    wire: Wire,
-    stacks: dict[int, Parts],
+    grad_reduce: GradReduceConfig,
+    stacks: dict[int, ParamShards],
     inputs: Inputs,
     kept: Any,
     grads_out: Sequence[Any],
@@ -143,13 +145,13 @@ def _backward(
     """The backward loop: gradients of `stacks`, of `inputs` and of the carry."""
     if all(is_zero(g) for g in grads_out):
         return None, None, None
-    forms, n_forms, shapes = body.forms, len(body.forms), pullback.out_shapes
+    gather_keys, n_forms, shapes = body.gather_keys, len(body.gather_keys), split_vjp.out_shapes
     leaves = jax.tree.leaves(inputs)
     n_sliced = len(leaves) - len(inputs.consts)
-    late = _late(body, pullback)
+    late = _late(body, split_vjp)
 
     def scatter_late(stacked: list[Any], waiting: list[Any], i: Any) -> list[Any]:
-        scattered = [forms[k].scattered(grad, wire, "scan") for k, grad in zip(late, waiting, strict=True)]
+        scattered = [gather_keys[k].scattered(grad, grad_reduce, "scan") for k, grad in zip(late, waiting, strict=True)]
         return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
 
     def iteration(state: Any, x: Any) -> Any:
@@ -159,61 +161,65 @@ def _backward(
         given = {**grads_carry, **grads_ys}
         cotangents = [given.get(k, jnp.zeros(s.shape, s.dtype)) for k, s in enumerate(shapes) if is_inexact(s)]
         full = _full(body, stacks, here, i, Inputs(passed, xs, inputs.consts))
-        moved, moved_carry = pullback.backward(full, kept, cotangents)
-        grads = dict(zip(pullback.moving_full, moved, strict=True))
+        moved, moved_carry = split_vjp.backward(full, kept, cotangents)
+        grads = dict(zip(split_vjp.moving_full, moved, strict=True))
         waiting = [grads.pop(k) for k in late]
-        scattered, sent = _scattered(body, {k: g for k, g in grads.items() if k < n_forms}, sent, wire)
+        scattered, sent = _scattered(body, {k: g for k, g in grads.items() if k < n_forms}, sent, grad_reduce)
         # Or the scheduler would put the product of the waiting gradient behind the last scatter, and nothing beside it.
         scattered, waiting = barrier((scattered, waiting))
         scattered = {leaf: to_host(g) if leaf in hosted else g for leaf, g in scattered.items()}
         sliced = {k - n_forms: g for k, g in grads.items() if n_forms <= k < n_forms + n_sliced}
         grads_consts = {k: total + grads[n_forms + k] for k, total in grads_consts.items()}
-        grads_carry = dict(zip(pullback.moving_others, moved_carry, strict=True))
+        grads_carry = dict(zip(split_vjp.moving_others, moved_carry, strict=True))
         return (grads_carry, grads_consts, sent[0], waiting, sent[1]), (scattered, sliced)
 
-    hosted = {f.leaf for f in forms if f.on_host}
+    hosted = {f.leaf for f in gather_keys if f.on_host}
     first, last = (body.length - 1, 0) if body.reverse else (0, body.length - 1)
-    grads_carry = {k: instantiated(grads_out[k], shapes[k]) for k in pullback.moving_others}
+    grads_carry = {k: instantiated(grads_out[k], shapes[k]) for k in split_vjp.moving_others}
     grads_ys = {k: g for k, g in enumerate(grads_out) if k >= n_carry and not is_zero(g)}
-    moving_consts = [k - n_forms for k in pullback.moving_full if k >= n_forms + n_sliced]
+    moving_consts = [k - n_forms for k in split_vjp.moving_full if k >= n_forms + n_sliced]
     # The barrier, or the compiler would gather the first layer of this loop as early as it likes.
     start, grads_carry = barrier((jnp.int32(last), grads_carry))
     state = (
         grads_carry,
         {k: jnp.zeros_like(leaves[k]) for k in moving_consts},
         _gathered(body, stacks, start),
-        [jnp.zeros(forms[k].shape.shape, forms[k].shape.dtype) for k in late],
-        [jnp.zeros((body.length, *forms[k].placement.shard_shape), forms[k].dtype) for k in late],
+        [jnp.zeros(gather_keys[k].shape.shape, gather_keys[k].shape.dtype) for k in late],
+        [jnp.zeros((body.length, *gather_keys[k].placement.shard_shape), gather_keys[k].dtype) for k in late],
     )
     xs = (inputs.passed, inputs.xs, kept, grads_ys)
     state, (scattered, sliced) = body.scan(iteration, state, xs, backward=True)
     grads_carry, grads_consts, _, waiting, stacked = state
-    scattered |= {forms[k].leaf: g for k, g in zip(late, scatter_late(stacked, waiting, first), strict=True)}
+    scattered |= {gather_keys[k].leaf: g for k, g in zip(late, scatter_late(stacked, waiting, first), strict=True)}
     grads_inputs = {**sliced, **grads_consts}
     return (
-        {leaf: Parts(scattered.get(leaf)) for leaf in stacks},
+        {leaf: ParamShards(scattered.get(leaf)) for leaf in stacks},
         jax.tree.structure(inputs).unflatten([grads_inputs.get(k) for k in range(len(leaves))]),
         [grads_carry.get(k) for k in range(n_carry)],
     )
 
 
-def _late(body: Body, pullback: Pullback) -> list[int]:
+def _late(body: Body, split_vjp: SplitVJP) -> list[int]:
     """The forms whose gradients are scattered beside the next iteration.
 
     They are those of the first matrices, an eighth of the layer or more, which come last and have nothing of their own
     iteration left to run beside. While other gradients are scattered, their products run beside them. One matrix alone
     might not do: products with one input (queries, keys, values) are made one by the compiler.
     """
-    matrices, sizes = _matrices(body), [f.shape.size for f in body.forms]
+    matrices, sizes = _matrices(body), [f.shape.size for f in body.gather_keys]
     before = itertools.accumulate((sizes[i] for i in matrices), initial=0)
     first = [i for i, size in zip(matrices, before, strict=False) if size * 8 < sum(sizes)]
-    leaves = [f.leaf for f in body.forms]
+    leaves = [f.leaf for f in body.gather_keys]
     return [
-        i for i in first if i in pullback.moving_full and leaves.count(leaves[i]) == 1 and not body.forms[i].on_host
+        i
+        for i in first
+        if i in split_vjp.moving_full and leaves.count(leaves[i]) == 1 and not body.gather_keys[i].on_host
     ]
 
 
-def _scattered(body: Body, grads: dict[int, Any], sent: Any, wire: Wire) -> tuple[dict[int, Any], Any]:
+def _scattered(
+    body: Body, grads: dict[int, Any], sent: Any, grad_reduce: GradReduceConfig
+) -> tuple[dict[int, Any], Any]:
     """Scatters gradients: leaf -> its own, and what is sent before any of a matrix.
 
     Schedulers put the products of gradients at the end and would send everything beside those few. So what could
@@ -224,34 +230,34 @@ def _scattered(body: Body, grads: dict[int, Any], sent: Any, wire: Wire) -> tupl
             grads[k], sent = barrier((grads[k], sent))
     scattered: dict[int, Any] = {}
     for k, grad in grads.items():
-        g, leaf = body.forms[k].scattered(grad, wire, "scan"), body.forms[k].leaf
+        g, leaf = body.gather_keys[k].scattered(grad, grad_reduce, "scan"), body.gather_keys[k].leaf
         scattered[leaf] = scattered[leaf] + g if leaf in scattered else g
     return scattered, sent
 
 
 def _matrices(body: Body) -> list[int]:
     """The numbers of the forms that are no vectors."""
-    return [i for i, f in enumerate(body.forms) if len(f.placement.shape) > 1]
+    return [i for i, f in enumerate(body.gather_keys) if len(f.placement.shape) > 1]
 
 
-def _gathered(body: Body, stacks: dict[int, Parts], i: Any) -> list[jax.Array]:
+def _gathered(body: Body, stacks: dict[int, ParamShards], i: Any) -> list[jax.Array]:
     """What travels of one layer."""
-    return [f.gathered(_parts(f, stacks, i), "scan") for f in body.forms if not f.in_advance]
+    return [f.gathered(_parts(f, stacks, i), "scan") for f in body.gather_keys if not f.in_advance]
 
 
-def _full(body: Body, stacks: dict[int, Parts], gathered: list[jax.Array], i: Any, inputs: Inputs) -> list[Any]:
+def _full(body: Body, stacks: dict[int, ParamShards], gathered: list[jax.Array], i: Any, inputs: Inputs) -> list[Any]:
     """The first operand of `Body.compute`."""
     values = iter(gathered)
-    full = [f.gathered(_parts(f, stacks, i)) if f.in_advance else next(values) for f in body.forms]
+    full = [f.gathered(_parts(f, stacks, i)) if f.in_advance else next(values) for f in body.gather_keys]
     return [*full, *jax.tree.leaves(inputs)]
 
 
-def _parts(form: Lazy, stacks: dict[int, Parts], i: Any) -> Parts:
+def _parts(gather_key: DeferredParam, stacks: dict[int, ParamShards], i: Any) -> ParamShards:
     """The arrays of one layer; only those that are read."""
-    parts = stacks[form.leaf]
-    kind = "whole" if form.in_advance else "shard" if form.ready is None else "ready"
+    parts = stacks[gather_key.leaf]
+    kind = "whole" if gather_key.in_advance else "shard" if gather_key.ready is None else "ready"
     one = jax.lax.dynamic_index_in_dim(getattr(parts, kind), i, keepdims=False)
-    return Parts(**{"shard": None, kind: one})
+    return ParamShards(**{"shard": None, kind: one})
 
 
 def _shape(x: Any, shape: tuple[int, ...]) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jzero.gather.unit.deferred import Lazy
+from jzero.gather.unit.deferred import DeferredParam
 from jzero.gather.unit.units import Orders, Schedule, Unit
 
 
@@ -48,19 +48,19 @@ class _Gather:
     """One form at one position: where it comes from."""
 
     position: int
-    form: Lazy
-    issued_at: int = -1
+    gather_key: DeferredParam
+    gathered_at: int = -1
     reused_from: int = -1
 
     @property
     def source(self) -> int:
         """The position that has it first."""
-        return self.issued_at if self.issued_at >= 0 else self.reused_from
+        return self.gathered_at if self.gathered_at >= 0 else self.reused_from
 
     @property
     def can_be_sent(self) -> bool:
         """Whether it can be handed on in both passes: the backward one needs a dtype that has cotangents."""
-        return jnp.issubdtype(self.form.shape.dtype, jnp.inexact)
+        return jnp.issubdtype(self.gather_key.shape.dtype, jnp.inexact)
 
 
 def look_ahead(steps: Sequence[Unit | Fence], limits: Limits) -> dict[int, Schedule]:
@@ -90,13 +90,13 @@ class _Walk:
         self.fences = [p for p, (_, step) in enumerate(path) if isinstance(step, Fence)]
         self.gathers = [
             [
-                _Gather(p, form, issued_at=p)
-                for form in (() if isinstance(step, Fence) else step.travelling(backward=p >= self.n))
+                _Gather(p, gather_key, gathered_at=p)
+                for gather_key in (() if isinstance(step, Fence) else step.to_gather(backward=p >= self.n))
             ]
             for p, (_, step) in enumerate(path)
         ]
         sizes = [
-            step.size if isinstance(step, Fence) else sum(_size(g.form) for g in gathers)
+            step.size if isinstance(step, Fence) else sum(_size(g.gather_key) for g in gathers)
             for (_, step), gathers in zip(path, self.gathers, strict=True)
         ]
         self.passed = [sum(sizes[:1])]
@@ -106,20 +106,20 @@ class _Walk:
 
     def keep_what_is_soon_used_again(self) -> None:
         """The nearest reuse first, as long as what is alive at every position between stays within the limit."""
-        last: dict[Lazy, int] = {}
+        last: dict[DeferredParam, int] = {}
         candidates: list[tuple[int, int, _Gather]] = []
         for gathers in self.gathers:
             for g in gathers:
                 # Between the passes a parameter stays with the unit that has it.
-                if g.form in last and g.can_be_sent and self._linked(last[g.form], g.position):
-                    distance = self.passed[g.position - 1] - self.passed[last[g.form]]
-                    candidates.append((distance, last[g.form], g))
-                last[g.form] = g.position
+                if g.gather_key in last and g.can_be_sent and self._linked(last[g.gather_key], g.position):
+                    distance = self.passed[g.position - 1] - self.passed[last[g.gather_key]]
+                    candidates.append((distance, last[g.gather_key], g))
+                last[g.gather_key] = g.position
         for distance, start, g in sorted(candidates, key=lambda c: c[0]):
             between = range(start + 1, g.position)
-            size = _size(g.form)
+            size = _size(g.gather_key)
             if distance < self.limits.reuse and all(self.live[p] + size <= self.limits.live for p in between):
-                g.reused_from, g.issued_at = start, -1
+                g.reused_from, g.gathered_at = start, -1
                 for p in between:
                     self.live[p] += size
 
@@ -128,7 +128,7 @@ class _Walk:
 
     def start_ahead_of_use(self) -> None:
         """At each position starts what is needed next, in order, as long as it fits both bounds."""
-        queue = [g for gathers in self.gathers for g in gathers if g.issued_at >= 0]
+        queue = [g for gathers in self.gathers for g in gathers if g.gathered_at >= 0]
         upcoming = 0
         for p in range(2 * self.n):
             if p in self.fences:
@@ -138,12 +138,12 @@ class _Walk:
             end = min([f for f in self.fences if f > p] + [self.n if p < self.n else 2 * self.n])
             on_the_way = 0
             for g in queue[upcoming:]:
-                size = _size(g.form)
-                if g.issued_at > p:
+                size = _size(g.gather_key)
+                if g.gathered_at > p:
                     too_much = any(self.live[q] + size > self.limits.live for q in range(p, g.position))
                     if g.position >= end or not g.can_be_sent or on_the_way >= self.limits.prefetch or too_much:
                         break
-                    g.issued_at = p
+                    g.gathered_at = p
                     for q in range(p, g.position):
                         self.live[q] += size
                 on_the_way += size
@@ -158,22 +158,24 @@ class _Walk:
     def schedule(self, number: int) -> Schedule:
         """The orders of one unit in both passes."""
         ahead, back = number, 2 * self.n - 1 - number
-        kept = frozenset(g.form for g in self.gathers[back] if g.reused_from == ahead)
-        return Schedule(self._orders(ahead), self._orders(back), kept, settles=back + 1 in self.fences)
+        kept = frozenset(g.gather_key for g in self.gathers[back] if g.reused_from == ahead)
+        return Schedule(self._orders(ahead), self._orders(back), kept, scatters_first=back + 1 in self.fences)
 
     def _orders(self, p: int) -> Orders:
         from_here = [g for g in self.by_source[p] if (g.position < self.n) == (p < self.n)]
-        at_hand = {g.form for g in self.gathers[p] if g.issued_at != p}
+        at_hand = {g.gather_key for g in self.gathers[p] if g.gathered_at != p}
         return Orders(
-            issue=tuple(dict.fromkeys(g.form for g in from_here if g.issued_at == p and g.form not in at_hand)),
-            deliver=tuple((g.form, self.step_at[g.position]) for g in from_here if g.position != p),
-            arrive=tuple(
-                (g.form, self.step_at[g.source])
+            gather=tuple(
+                dict.fromkeys(g.gather_key for g in from_here if g.gathered_at == p and g.gather_key not in at_hand)
+            ),
+            send=tuple((g.gather_key, self.step_at[g.position]) for g in from_here if g.position != p),
+            receive=tuple(
+                (g.gather_key, self.step_at[g.source])
                 for g in self.gathers[p]
                 if g.source != p and (g.source < self.n) == (p < self.n)
             ),
         )
 
 
-def _size(form: Lazy) -> int:
-    return math.prod(form.placement.shape)
+def _size(gather_key: DeferredParam) -> int:
+    return math.prod(gather_key.placement.shape)

@@ -13,15 +13,15 @@ from jax.extend.core import primitives
 
 from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.trace.regions import remat_regions
-from jzero.gather.trace.structural_keys import alike
+from jzero.gather.trace.structural_keys import structural_key
 from jzero.gather.trace.walk import stacked_operands, walk
-from jzero.gather.unit.deferred import Lazy, Parts
+from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.products import apply_primitive
-from jzero.gather.unit.split_vjp import Operands, Pullback, is_inexact, recomputing_pullback, saving_pullback
+from jzero.gather.unit.split_vjp import Operands, SplitVJP, is_inexact, recomputing_vjp, saving_vjp
 from jzero.gather.unit.units import Unit
 from jzero.jaxpr import compat
 from jzero.jaxpr.policies import OFFLOAD
-from jzero.sharding.collectives import Wire
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract
 
 
@@ -31,18 +31,20 @@ class Inside:
     Args:
         full: form -> gathered parameter.
         arrays: leaf -> its arrays, for whole parameters and for those that a loop slices.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
     """
 
-    def __init__(self, full: Mapping[Lazy, jax.Array], arrays: Mapping[int, Parts], wire: Wire):
-        self.full, self.arrays, self.wire = full, arrays, wire
+    def __init__(
+        self, full: Mapping[DeferredParam, jax.Array], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
+    ):
+        self.full, self.arrays, self.grad_reduce = full, arrays, grad_reduce
         self.regions: dict[Hashable, Callable] = {}
 
     def value(self, x: Any) -> Any:
         """The full array of an operand."""
-        if not isinstance(x, Lazy):
+        if not isinstance(x, DeferredParam):
             return x
-        return x.replayed(x.gathered(self.arrays[x.leaf]) if x.is_whole else self.full[x.form])
+        return x.replayed(x.gathered(self.arrays[x.leaf]) if x.is_replicated else self.full[x.gather_key])
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """An equation without parameters."""
@@ -52,23 +54,23 @@ class Inside:
         """An equation on full values."""
         return apply_primitive(eqn, [self.value(x) for x in operands])
 
-    def output(self, value: Lazy) -> Any:
+    def output(self, value: DeferredParam) -> Any:
         """A parameter that leaves the program."""
         return self.value(value)
 
     def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """A `jax.checkpoint` region; its policy stays, except that it can never save what a loop inside gathers."""
-        forms, passed = _needs(eqn, operands)
+        gather_keys, passed = _needs(eqn, operands)
 
         def body(full, parts, data):
-            full, parts = dict(zip(forms, full, strict=True)), dict(zip(passed, parts, strict=True))
-            return _evaluate(eqn, operands, full, parts, data, self.wire)
+            full, parts = dict(zip(gather_keys, full, strict=True)), dict(zip(passed, parts, strict=True))
+            return _evaluate(eqn, operands, full, parts, data, self.grad_reduce)
 
         key = _computation(eqn, operands, passed)
         if key not in self.regions:
             self.regions[key] = jax.checkpoint(body, policy=_policy(eqn), prevent_cse=eqn.params["prevent_cse"])
-        data = [x for x in operands if not isinstance(x, Lazy)]
-        return self.regions[key]([self.full[f] for f in forms], [self.arrays[leaf] for leaf in passed], data)
+        data = [x for x in operands if not isinstance(x, DeferredParam)]
+        return self.regions[key]([self.full[f] for f in gather_keys], [self.arrays[leaf] for leaf in passed], data)
 
     def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
@@ -77,16 +79,16 @@ class Inside:
         n_consts, n_carry = compat.scan_arity(eqn)
         first_x = n_consts + n_carry
         values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
-        if self.wire.pipelined and eqn.params["length"] > 1:
+        if self.grad_reduce.pipelined and eqn.params["length"] > 1:
             layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
-            if (outs := _pipelined(eqn, layers, values, self.wire)) is not None:
+            if (outs := _pipelined(eqn, layers, values, self.grad_reduce)) is not None:
                 return outs
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             inputs = [*values[:n_consts], *carry, *xs]
             slices = {operands[i].leaf: inputs[i] for i in stacked}
             inputs = [operands[i].layer if i in stacked else x for i, x in enumerate(inputs)]
-            outs = run(eqn.params["jaxpr"], inputs, slices, self.wire, in_loop=True)
+            outs = run(eqn.params["jaxpr"], inputs, slices, self.grad_reduce, in_loop=True)
             return outs[:n_carry], outs[n_carry:]
 
         p = eqn.params
@@ -96,14 +98,16 @@ class Inside:
         return [*carry, *ys]
 
 
-def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wire) -> list[Any] | None:
+def _pipelined(
+    eqn: Any, layers: Sequence[Any], values: Sequence[Any], grad_reduce: GradReduceConfig
+) -> list[Any] | None:
     """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
 
     Args:
         eqn: the `scan`.
         layers: its operands; of stacked parameters what one iteration sees.
         values: its operands; of stacked parameters their arrays.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
     """
     program, (n_consts, n_carry) = eqn.params["jaxpr"], compat.scan_arity(eqn)
     if any(
@@ -111,106 +115,121 @@ def _pipelined(eqn: Any, layers: Sequence[Any], values: Sequence[Any], wire: Wir
     ):  # a pipeline keeps what its iterations take, on the devices
         return None
     needs = _Needs()
-    walk(program, [x if isinstance(x, Lazy) else False for x in layers], needs)
-    forms, passed = list(needs.forms), sorted(needs.passed)
-    if not forms:
+    walk(program, [x if isinstance(x, DeferredParam) else False for x in layers], needs)
+    gather_keys, passed = list(needs.gather_keys), sorted(needs.passed)
+    if not gather_keys:
         return None
-    lazies = {x.leaf: x for x in layers if isinstance(x, Lazy)}
-    arrays = {x.leaf: parts for x, parts in zip(layers, values, strict=True) if isinstance(x, Lazy)}
+    deferred_params = {x.leaf: x for x in layers if isinstance(x, DeferredParam)}
+    arrays = {x.leaf: parts for x, parts in zip(layers, values, strict=True) if isinstance(x, DeferredParam)}
 
     def operands(inputs: Inputs, carry: Sequence[Any]) -> list[Any]:
         xs = iter(inputs.xs)
-        sliced = [x if isinstance(x, Lazy) else next(xs) for x in layers[n_consts + n_carry :]]
+        sliced = [x if isinstance(x, DeferredParam) else next(xs) for x in layers[n_consts + n_carry :]]
         return [*inputs.consts, *carry, *sliced]
 
     def compute(full: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
-        own, given = dict(zip(forms, full[: len(forms)], strict=True)), structure.unflatten(full[len(forms) :])
-        return walk(program, operands(given, carry), Inside(own, given.passed, wire))
+        own, given = (
+            dict(zip(gather_keys, full[: len(gather_keys)], strict=True)),
+            structure.unflatten(full[len(gather_keys) :]),
+        )
+        return walk(program, operands(given, carry), Inside(own, given.passed, grad_reduce))
 
     inputs = Inputs(
         {leaf: arrays[leaf] for leaf in passed},
-        [x for x in values[n_consts + n_carry :] if not isinstance(x, Parts)],
+        [x for x in values[n_consts + n_carry :] if not isinstance(x, ParamShards)],
         list(values[:n_consts]),
     )
     structure = jax.tree.structure(inputs)
     body = Body(
         compute,
         lambda inputs, carry: walk(program, operands(inputs, carry), _Needs()),
-        forms,
-        [lazies[f.leaf].trainable for f in forms],
+        gather_keys,
+        [deferred_params[f.leaf].trainable for f in gather_keys],
         *(eqn.params[name] for name in ("length", "reverse", "unroll")),
     )
-    stacks = {f.leaf: arrays[f.leaf] for f in forms}
-    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), wire)
+    stacks = {f.leaf: arrays[f.leaf] for f in gather_keys}
+    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), grad_reduce)
 
 
-def make_unit(eqn: Any, operands: Sequence[Any], wire: Wire, known: dict[Hashable, Pullback]) -> Unit | None:
+def make_unit(
+    eqn: Any, operands: Sequence[Any], grad_reduce: GradReduceConfig, known: dict[Hashable, SplitVJP]
+) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
         eqn: the equation.
-        operands: `Lazy` where the operand is a parameter; for data, whether a gradient may flow to it.
-        wire: how gradients travel.
+        operands: `DeferredParam` where the operand is a parameter; for data, whether a gradient may flow to it.
+        grad_reduce: how gradients travel.
         known: computations of units made before, which those alike share; this one's is added.
     """
-    forms, passed = _needs(eqn, operands)
+    gather_keys, passed = _needs(eqn, operands)
     is_region = eqn.primitive is primitives.remat_p
     offloads = is_region and eqn.params["policy"] is OFFLOAD
-    if not forms and not offloads:
+    if not gather_keys and not offloads:
         return None
     key = _computation(eqn, operands, passed)
     if key not in known:
-        known[key] = _pullback(eqn, operands, forms, passed, wire)
+        known[key] = _split_vjp(eqn, operands, gather_keys, passed, grad_reduce)
     name = "checkpoint" if is_region else eqn.primitive.name
-    return Unit(name, tuple(forms), tuple(passed), known[key], offloads)
+    return Unit(name, tuple(gather_keys), tuple(passed), known[key], offloads)
 
 
 def _computation(eqn: Any, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
     """Equal for equations that may share their computation."""
     # What a loop inside gathers is called by its own name, so that nothing else can have the same computation.
-    names = [x.name for x in operands if isinstance(x, Lazy) and x.leaf in passed and not x.is_whole]
-    return alike(eqn, operands), *names
+    names = [x.name for x in operands if isinstance(x, DeferredParam) and x.leaf in passed and not x.is_replicated]
+    return structural_key(eqn, operands), *names
 
 
-def _pullback(eqn: Any, operands: Sequence[Any], forms: list[Lazy], passed: list[int], wire: Wire) -> Pullback:
+def _split_vjp(
+    eqn: Any,
+    operands: Sequence[Any],
+    gather_keys: list[DeferredParam],
+    passed: list[int],
+    grad_reduce: GradReduceConfig,
+) -> SplitVJP:
     """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
     is_region = eqn.primitive is primitives.remat_p
-    lazies = [x for x in operands if isinstance(x, Lazy)]
-    trainable = tuple(any(x.trainable for x in lazies if x.leaf == f.leaf) for f in forms)
-    parts = {leaf: _part_shapes(next(x for x in lazies if x.leaf == leaf)) for leaf in passed}
+    deferred_params = [x for x in operands if isinstance(x, DeferredParam)]
+    trainable = tuple(any(x.trainable for x in deferred_params if x.leaf == f.leaf) for f in gather_keys)
+    parts = {leaf: _part_shapes(next(x for x in deferred_params if x.leaf == leaf)) for leaf in passed}
     passed_leaves, passed_tree = jax.tree.flatten(parts)
-    data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, Lazy)]
+    data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, DeferredParam)]
     out_shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
 
     def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
         parts = passed_tree.unflatten(others[: len(passed_leaves)])
-        return _evaluate(eqn, operands, dict(zip(forms, full, strict=True)), parts, others[len(passed_leaves) :], wire)
+        return _evaluate(
+            eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], grad_reduce
+        )
 
-    shapes, others = [f.shape for f in forms], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
+    shapes, others = [f.shape for f in gather_keys], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
     moving = [
-        any(x.trainable for x in lazies if x.leaf == leaf) for leaf in passed for _ in jax.tree.leaves(parts[leaf])
+        any(x.trainable for x in deferred_params if x.leaf == leaf)
+        for leaf in passed
+        for _ in jax.tree.leaves(parts[leaf])
     ]
     moving += [moves for _, moves in data]
     taken = Operands(shapes, trainable, others, moving)
     if is_region and eqn.params["policy"] in (None, OFFLOAD):
-        return recomputing_pullback(compute, taken, out_shapes)
+        return recomputing_vjp(compute, taken, out_shapes)
     if is_region:
         compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
-    return saving_pullback(compute, taken, recomputes=is_region)
+    return saving_vjp(compute, taken, recomputes=is_region)
 
 
-def identity_unit(value: Lazy) -> Unit:
+def identity_unit(value: DeferredParam) -> Unit:
     """A unit that only gathers: for a parameter that leaves the program as it is."""
     taken = Operands([value.shape], [value.trainable], [], [])
-    pullback = saving_pullback(lambda full, _: [value.replayed(full[0])], taken, recomputes=False)
-    return Unit("output", (value.form,), (), pullback)
+    split_vjp = saving_vjp(lambda full, _: [value.replayed(full[0])], taken, recomputes=False)
+    return Unit("output", (value.gather_key,), (), split_vjp)
 
 
-def _evaluate(eqn, operands, full, arrays, data, wire) -> list[jax.Array]:
+def _evaluate(eqn, operands, full, arrays, data, grad_reduce) -> list[jax.Array]:
     """One equation, with its data operands replaced, on gathered parameters."""
     given = iter(data)
-    operands = [x if isinstance(x, Lazy) else next(given) for x in operands]
-    inside = Inside(full, arrays, wire)
+    operands = [x if isinstance(x, DeferredParam) else next(given) for x in operands]
+    inside = Inside(full, arrays, grad_reduce)
     if eqn.primitive is primitives.remat_p:
         return walk(eqn.params["jaxpr"], operands, inside)
     if stacked := stacked_operands(eqn, operands):
@@ -227,35 +246,35 @@ def _policy(eqn: Any) -> Any:
     return policy and saves
 
 
-def _part_shapes(x: Lazy) -> Parts:
+def _part_shapes(x: DeferredParam) -> ParamShards:
     shard = abstract(x.placement.shard_shape, x.dtype, on_host=x.on_host)
     ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready, on_host=x.on_host)
-    return Parts(shard, x.shape if x.in_advance else None, ready)
+    return ParamShards(shard, x.shape if x.in_advance else None, ready)
 
 
 def _shape(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[Lazy], list[int]]:
+def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[DeferredParam], list[int]]:
     """What an equation needs of its parameters: forms to be gathered, in the order of first use, and leaves whose own
     arrays it takes.
     """
     needs = _Needs()
     if eqn.primitive is primitives.remat_p:
-        walk(eqn.params["jaxpr"], [x if isinstance(x, Lazy) else False for x in operands], needs)
+        walk(eqn.params["jaxpr"], [x if isinstance(x, DeferredParam) else False for x in operands], needs)
     elif stacked := stacked_operands(eqn, operands):
         needs.loop(eqn, list(operands), stacked)
     else:
         needs.use(eqn, list(operands))
-    return list(needs.forms), sorted(needs.passed)
+    return list(needs.gather_keys), sorted(needs.passed)
 
 
 class _Needs:
     """A visitor that only notes what is needed. Data is a bool: whether a gradient may flow to it."""
 
     def __init__(self):
-        self.forms: dict[Lazy, None] = {}
+        self.gather_keys: dict[DeferredParam, None] = {}
         self.passed: set[int] = set()
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
@@ -263,7 +282,7 @@ class _Needs:
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
     def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return self.data(eqn, [self.output(x) if isinstance(x, Lazy) else x for x in operands])
+        return self.data(eqn, [self.output(x) if isinstance(x, DeferredParam) else x for x in operands])
 
     def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
         return walk(eqn.params["jaxpr"], operands, self)
@@ -272,9 +291,9 @@ class _Needs:
         self.passed |= {operands[i].leaf for i in stacked}
         return self.use(eqn, [x.trainable if i in stacked else x for i, x in enumerate(operands)])
 
-    def output(self, value: Lazy) -> Any:
-        if value.is_whole:
+    def output(self, value: DeferredParam) -> Any:
+        if value.is_replicated:
             self.passed.add(value.leaf)
         else:
-            self.forms[value.form] = None
+            self.gather_keys[value.gather_key] = None
         return value.trainable

@@ -16,11 +16,11 @@ import jax
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
 from jzero.gather.trace.inside import Inside, identity_unit, make_unit
 from jzero.gather.trace.walk import walk
-from jzero.gather.unit.deferred import Lazy, Parts
-from jzero.gather.unit.split_vjp import Pullback, is_inexact
+from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.split_vjp import SplitVJP, is_inexact
 from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own, run_unit
 from jzero.jaxpr import compat
-from jzero.sharding.collectives import Wire
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import is_on_host, to_device
 from jzero.sharding.placement import path_name
 
@@ -28,7 +28,7 @@ from jzero.sharding.placement import path_name
 def gather_at_use(
     fn: Callable,
     placements: Any,
-    wire: Wire,
+    grad_reduce: GradReduceConfig,
     *,
     casts: Any,
     trainable: Any,
@@ -41,7 +41,7 @@ def gather_at_use(
     Args:
         fn: `fn(params, *args)`, written without a thought of sharding.
         placements: pytree of `Placement` like `params`; leaves with `dim=None` are passed whole.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
         casts: pytree of tuples of dtypes like `params`: what each leaf is cast to before it is gathered.
         trainable: pytree of bool like `params`: whether a leaf gets a gradient.
         wholes: the parameters gathered in advance, a pytree like `params`; then only gradients travel, at each use.
@@ -59,15 +59,17 @@ def gather_at_use(
         leaves = [leaf for _, leaf in paths]
         given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))
         flat = [treedef.flatten_up_to(t) for t in (placements, casts, trainable)]
-        arrays, lazies = {}, []
+        arrays, deferred_params = {}, []
         every = zip(leaves, *flat, given, cast_before, strict=True)
         for i, (shard, placement, cast, train, whole, early) in enumerate(every):
-            arrays[i] = Parts(shard, None if placement.dim is None else whole, early)
+            arrays[i] = ParamShards(shard, None if placement.dim is None else whole, early)
             in_advance, on_host = arrays[i].whole is not None, is_on_host(shard)
             name, dtype = path_name(paths[i][0]), None if early is None else early.dtype
-            lazies.append(Lazy(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype))
-        program, out_shape = compat.trace(fn, treedef.unflatten([x.shape for x in lazies]), *args)
-        outs = run(program, [*lazies, *jax.tree.leaves(args)], arrays, wire, limits)
+            deferred_params.append(
+                DeferredParam(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype)
+            )
+        program, out_shape = compat.trace(fn, treedef.unflatten([x.shape for x in deferred_params]), *args)
+        outs = run(program, [*deferred_params, *jax.tree.leaves(args)], arrays, grad_reduce, limits)
         return jax.tree.structure(out_shape).unflatten(outs)
 
     return sharded_fn
@@ -76,49 +78,49 @@ def gather_at_use(
 def run(
     program: Any,
     operands: Sequence[Any],
-    arrays: Mapping[int, Parts],
-    wire: Wire,
+    arrays: Mapping[int, ParamShards],
+    grad_reduce: GradReduceConfig,
     limits: Limits | None = None,
     *,
     in_loop: bool = False,
 ) -> list[jax.Array]:
-    """Evaluates a jaxpr on operands of which some may be `Lazy`.
+    """Evaluates a jaxpr on operands of which some may be `DeferredParam`.
 
     Args:
         program: a jaxpr, closed or open, or a `compat.Subprogram`.
         operands: one value per input.
         arrays: the arrays of every parameter.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
         limits: see `gather_at_use`.
         in_loop: whether this is the body of a loop.
 
     Returns:
         One array per output.
     """
-    plan = _plan(program, operands, wire, in_loop=in_loop)
+    plan = _plan(program, operands, grad_reduce, in_loop=in_loop)
     shared = _shared(plan, operands)
     if shared:
         # The gradients of several uses add up, which they cannot do on the host: fetched once, in front of all of them.
-        arrays = {**arrays, **{i: Parts(*(x if x is None else to_device(x) for x in arrays[i])) for i in shared}}
-        here = lambda x: isinstance(x, Lazy) and x.leaf in shared
+        arrays = {**arrays, **{i: ParamShards(*(x if x is None else to_device(x) for x in arrays[i])) for i in shared}}
+        here = lambda x: isinstance(x, DeferredParam) and x.leaf in shared
         operands = [replace(x, on_host=False) if here(x) else x for x in operands]
-        plan = _plan(program, operands, wire, in_loop=in_loop)
+        plan = _plan(program, operands, grad_reduce, in_loop=in_loop)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
     return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
 
 
-def _plan(program: Any, operands: Sequence[Any], wire: Wire, *, in_loop: bool) -> "_Plan":
+def _plan(program: Any, operands: Sequence[Any], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
     """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
-    plan = _Plan(wire)
-    walk(program, [x if isinstance(x, Lazy) else in_loop and is_inexact(x) for x in operands], plan)
+    plan = _Plan(grad_reduce)
+    walk(program, [x if isinstance(x, DeferredParam) else in_loop and is_inexact(x) for x in operands], plan)
     return plan
 
 
 def _shared(plan: "_Plan", operands: Sequence[Any]) -> set[int]:
     """The parameters on the host that several units use."""
-    on_host = {x.leaf for x in operands if isinstance(x, Lazy) and x.on_host}
+    on_host = {x.leaf for x in operands if isinstance(x, DeferredParam) and x.on_host}
     units = [step for step in plan.steps if isinstance(step, Unit)]
-    uses = Counter(leaf for unit in units for leaf in {*(f.leaf for f in unit.forms), *unit.passed})
+    uses = Counter(leaf for unit in units for leaf in {*(f.leaf for f in unit.gather_keys), *unit.passed})
     return {leaf for leaf in on_host if uses[leaf] > 1}
 
 
@@ -129,15 +131,15 @@ class _Plan:
         steps: the units and fences in order.
         found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
             `steps`; None if it gathers nothing itself.
-        known: the computations of units, by what `alike` says of them.
-        wire: how gradients travel.
+        known: the computations of units, by what `structural_key` says of them.
+        grad_reduce: how gradients travel.
     """
 
-    def __init__(self, wire: Wire):
+    def __init__(self, grad_reduce: GradReduceConfig):
         self.steps: list[Unit | Fence] = []
         self.found: list[int | None] = []
-        self.known: dict[Hashable, Pullback] = {}
-        self.wire = wire
+        self.known: dict[Hashable, SplitVJP] = {}
+        self.grad_reduce = grad_reduce
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
         flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
@@ -150,15 +152,15 @@ class _Plan:
         return self._unit(eqn, operands)
 
     def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
-        self.steps.append(Fence(sum(eqn.invars[i].aval.size for i in stacked if not operands[i].is_whole)))
+        self.steps.append(Fence(sum(eqn.invars[i].aval.size for i in stacked if not operands[i].is_replicated)))
         return self._unit(eqn, operands)
 
-    def output(self, value: Lazy) -> Any:
-        self._note(None if value.is_whole else identity_unit(value))
+    def output(self, value: DeferredParam) -> Any:
+        self._note(None if value.is_replicated else identity_unit(value))
 
     def _unit(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        self._note(make_unit(eqn, operands, self.wire, self.known))
-        flows = any(x.trainable if isinstance(x, Lazy) else x is True for x in operands)
+        self._note(make_unit(eqn, operands, self.grad_reduce, self.known))
+        flows = any(x.trainable if isinstance(x, DeferredParam) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
     def _note(self, unit: Unit | None) -> None:
@@ -170,8 +172,10 @@ class _Plan:
 class _Run(Inside):
     """The second walk: comes by the same equations in the same order, and runs the units that the first one found."""
 
-    def __init__(self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, Parts], *, tied: bool):
-        super().__init__({}, arrays, plan.wire)
+    def __init__(
+        self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, ParamShards], *, tied: bool
+    ):
+        super().__init__({}, arrays, plan.grad_reduce)
         self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
         self.found = iter(plan.found)
         self.schedules = schedules
@@ -190,14 +194,16 @@ class _Run(Inside):
         number = next(self.found)
         return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
 
-    def output(self, value: Lazy) -> Any:
+    def output(self, value: DeferredParam) -> Any:
         number = next(self.found)
         return super().output(value) if number is None else self._unit(number, [])[0]
 
     def _unit(self, number: int, operands: list[Any]) -> list[Any]:
         unit = self.units[number]
         schedule = self.schedules.get(number) or on_its_own(unit)
-        data = [x for x in operands if not isinstance(x, Lazy)]
-        handed_on = (*schedule.ahead.deliver, *schedule.back.deliver)
-        uses = {form: self.units[to].name for form, to in handed_on} | dict.fromkeys(unit.forms, unit.name)
-        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.wire, tied=self.tied)
+        data = [x for x in operands if not isinstance(x, DeferredParam)]
+        handed_on = (*schedule.ahead.send, *schedule.back.send)
+        uses = {gather_key: self.units[to].name for gather_key, to in handed_on} | dict.fromkeys(
+            unit.gather_keys, unit.name
+        )
+        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.grad_reduce, tied=self.tied)

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jex_core
 
-from jzero.gather.unit.deferred import Lazy
+from jzero.gather.unit.deferred import DeferredParam
 from jzero.jaxpr import compat
 
 
-def alike(eqn: Any, operands: Sequence[Any]) -> Hashable:
+def structural_key(eqn: Any, operands: Sequence[Any]) -> Hashable:
     """What two uses of parameters have in common if they compute the same, of other parameters of the same layouts.
 
     Args:
         eqn: the equation.
-        operands: `Lazy` where the operand is a parameter; for data, whether a gradient may flow to it.
+        operands: `DeferredParam` where the operand is a parameter; for data, whether a gradient may flow to it.
 
     Returns:
         A key, equal for such uses. Scopes of names belong to it, so that profiles and explanations stay exact.
     """
-    leaves = sorted({x.leaf for x in operands if isinstance(x, Lazy)})
+    leaves = sorted({x.leaf for x in operands if isinstance(x, DeferredParam)})
     rank = {leaf: i for i, leaf in enumerate(leaves)}
     anonymous = lambda x: (replace(x, leaf=rank[x.leaf], name="", replay=()), *map(_equation, x.replay))
-    return _equation(eqn), tuple(anonymous(x) if isinstance(x, Lazy) else x is True for x in operands)
+    return _equation(eqn), tuple(anonymous(x) if isinstance(x, DeferredParam) else x is True for x in operands)
 
 
 def _equation(eqn: Any) -> Hashable:

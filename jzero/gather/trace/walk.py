@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from jax.extend import core as jex_core
 from jax.extend.core import primitives
 
-from jzero.gather.unit.deferred import Lazy
+from jzero.gather.unit.deferred import DeferredParam
 from jzero.jaxpr import compat
 
 INLINED = frozenset({primitives.jit_p, primitives.closed_call_p, primitives.call_p})
@@ -18,7 +18,7 @@ INLINED = frozenset({primitives.jit_p, primitives.closed_call_p, primitives.call
 
 
 class Visitor(Protocol):
-    """What happens at the equations of a program; operands are `Lazy` or whatever the visitor lets data be."""
+    """What happens at the equations of a program; operands are `DeferredParam` or whatever the visitor lets data be."""
 
     def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """An equation without lazy operands."""
@@ -36,7 +36,7 @@ class Visitor(Protocol):
         """A `scan` that walks over the lazy operands numbered `stacked`; it may have others."""
         ...
 
-    def output(self, value: Lazy) -> Any:
+    def output(self, value: DeferredParam) -> Any:
         """A parameter that leaves the program as it is."""
         ...
 
@@ -46,13 +46,13 @@ def walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
 
     Args:
         program: a jaxpr, closed or open, or a `compat.Subprogram`.
-        operands: one value per input, some of them `Lazy`.
+        operands: one value per input, some of them `DeferredParam`.
         visitor: what to do.
 
     Returns:
-        One value per output; none is `Lazy`.
+        One value per output; none is `DeferredParam`.
     """
-    return [visitor.output(x) if isinstance(x, Lazy) else x for x in _walk(program, operands, visitor)]
+    return [visitor.output(x) if isinstance(x, DeferredParam) else x for x in _walk(program, operands, visitor)]
 
 
 def _walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
@@ -65,8 +65,8 @@ def _walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
 
 
 def _visit(eqn: Any, operands: list[Any], visitor: Visitor) -> list[Any]:
-    lazies = [x for x in operands if isinstance(x, Lazy)]
-    if not lazies:
+    deferred_params = [x for x in operands if isinstance(x, DeferredParam)]
+    if not deferred_params:
         return visitor.data(eqn, operands)
     if eqn.primitive in INLINED:
         return _walk(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"], operands, visitor)
@@ -74,7 +74,7 @@ def _visit(eqn: Any, operands: list[Any], visitor: Visitor) -> list[Any]:
         return visitor.region(eqn, operands)
     if stacked := stacked_operands(eqn, operands):
         return visitor.loop(eqn, operands, stacked)
-    if len(operands) == 1 and (followed := lazies[0].follow(eqn)):
+    if len(operands) == 1 and (followed := deferred_params[0].follow(eqn)):
         return [followed]
     return visitor.use(eqn, operands)
 
@@ -87,5 +87,5 @@ def stacked_operands(eqn: Any, operands: Sequence[Any]) -> list[int]:
     return [
         i
         for i, x in enumerate(operands)
-        if i >= first_x and isinstance(x, Lazy) and not x.replay and x.placement.dim != 0
+        if i >= first_x and isinstance(x, DeferredParam) and not x.replay and x.placement.dim != 0
     ]

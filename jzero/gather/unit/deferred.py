@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jzero.jaxpr import compat
-from jzero.sharding.collectives import Wire, gather_leaf, label, scatter_leaf
+from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf
 from jzero.sharding.host_memory import to_device
 from jzero.sharding.placement import Placement
 
@@ -21,7 +21,7 @@ REPLAYABLE = frozenset(
 """Primitives of one operand that only rearrange a parameter: replayed on the full value, and no use of it."""
 
 
-class Parts(NamedTuple):
+class ParamShards(NamedTuple):
     """The arrays of one parameter on this device.
 
     Attributes:
@@ -35,13 +35,13 @@ class Parts(NamedTuple):
     ready: Any = None
 
     @property
-    def travels(self) -> Any:
+    def payload(self) -> Any:
         """What is gathered."""
         return self.shard if self.ready is None else self.ready
 
 
 @dataclass(frozen=True)
-class Lazy:
+class DeferredParam:
     """A full value that a use of it gathers, and whose gradient is scattered as soon as that use has produced it.
 
     Attributes:
@@ -69,12 +69,12 @@ class Lazy:
     replay: tuple[Any, ...] = ()
 
     @property
-    def is_whole(self) -> bool:
+    def is_replicated(self) -> bool:
         """Whether every device holds all of it, so that its gradient stays the device's own."""
         return self.placement.dim is None
 
     @property
-    def form(self) -> "Lazy":
+    def gather_key(self) -> "DeferredParam":
         """What is gathered for it, before anything is replayed; equal for all that can share one gather."""
         return replace(self, replay=(), trainable=True)
 
@@ -84,12 +84,12 @@ class Lazy:
         return jax.ShapeDtypeStruct(self.placement.shape, self.casts[-1] if self.casts else self.dtype)
 
     @property
-    def layer(self) -> "Lazy":
+    def layer(self) -> "DeferredParam":
         """What one iteration of a `scan` over dimension 0 sees."""
         assert self.placement.dim != 0, "the layout never divides a scanned dimension"
         return replace(self, placement=self.placement.layer)
 
-    def follow(self, eqn: Any) -> "Lazy | None":
+    def follow(self, eqn: Any) -> "DeferredParam | None":
         """The value after one more equation, still lazy, or None if that equation needs the full array."""
         if eqn.primitive.name == "convert_element_type":
             return self._cast(eqn)
@@ -99,7 +99,7 @@ class Lazy:
             return replace(self, replay=(*self.replay, eqn))
         return None
 
-    def _cast(self, eqn: Any) -> "Lazy":
+    def _cast(self, eqn: Any) -> "DeferredParam":
         # A cast commutes with every rearrangement, so a narrowing one moves in front of the gather: fewer bytes travel.
         new, now = jnp.dtype(eqn.params["new_dtype"]), self.shape.dtype
         floats = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(now, jnp.floating)
@@ -108,17 +108,17 @@ class Lazy:
             return replace(self, casts=(*self.casts, new))
         return replace(self, replay=(*self.replay, eqn))
 
-    def gathered(self, parts: Parts, use: str = "") -> jax.Array:
+    def gathered(self, parts: ParamShards, use: str = "") -> jax.Array:
         """The gathered parameter from its arrays, for a named use; differentiable only where it is whole."""
         if parts.whole is not None:
             return parts.whole
         with label("gather", self.name, use):
-            return gather_leaf(to_device(parts.travels), self.placement, self.casts)
+            return gather_leaf(to_device(parts.payload), self.placement, self.casts)
 
-    def scattered(self, grad: jax.Array, wire: Wire, use: str = "") -> jax.Array:
+    def scattered(self, grad: jax.Array, grad_reduce: GradReduceConfig, use: str = "") -> jax.Array:
         """Sums the gradient of the gathered parameter over the mesh; each device keeps its shard, as it lasts."""
         with label("scatter", self.name, use):
-            return scatter_leaf(grad, self.placement, wire).astype(self.dtype)
+            return scatter_leaf(grad, self.placement, grad_reduce).astype(self.dtype)
 
     def replayed(self, full: jax.Array) -> jax.Array:
         """Applies the recorded equations to the gathered parameter."""

@@ -42,7 +42,7 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pullback:
+class SplitVJP:
     """The two halves.
 
     Attributes:
@@ -64,13 +64,13 @@ class Pullback:
     recomputes: bool
 
 
-def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool, n_gathered: int | None = None) -> Pullback:
+def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered: int | None = None) -> SplitVJP:
     """The halves that JAX's own differentiation of `fn` gives.
 
     Args:
         fn: the function; a `jax.checkpoint` with a policy may be inside.
         operands: what it takes.
-        recomputes: see `Pullback`.
+        recomputes: see `SplitVJP`.
         n_gathered: how many of `operands.full` are gathered parameters, if not all. The others are values that the
             backward half is given again; what merely rearranges them is not kept either.
     """
@@ -103,10 +103,10 @@ def saving_pullback(fn: Function, operands: Operands, *, recomputes: bool, n_gat
         residuals = [next(made) if a else next(kept) for a in again]
         return movers.pull(structure[0].unflatten(residuals), cotangents)
 
-    return Pullback(forward, backward, tuple(needs[:n_full]), outs, movers.full, movers.others, recomputes)
+    return SplitVJP(forward, backward, tuple(needs[:n_full]), outs, movers.full, movers.others, recomputes)
 
 
-def recomputing_pullback(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> Pullback:
+def recomputing_vjp(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> SplitVJP:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
     fn = jax.jit(fn)  # units that are alike share its trace, and that of its gradient
     movers = _Movers(fn, operands)
@@ -115,7 +115,7 @@ def recomputing_pullback(fn: Function, operands: Operands, out_shapes: Sequence[
     def backward(full, kept, cotangents):
         return movers.pull(movers.vjp(full, kept)[1], cotangents)
 
-    return Pullback(
+    return SplitVJP(
         lambda full, others: (fn(full, others), list(others)),
         backward,
         (True,) * len(operands.full),

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jzero.gather.unit.deferred import Lazy, Parts
-from jzero.gather.unit.split_vjp import Pullback, is_inexact
-from jzero.sharding.collectives import Wire
+from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.split_vjp import SplitVJP, is_inexact
+from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import to_device, to_host
 
 
@@ -27,21 +27,21 @@ class Unit:
 
     Attributes:
         name: of the primitive.
-        forms: what it gathers, in the order of first use.
+        gather_keys: what it gathers, in the order of first use.
         passed: leaves whose own arrays go in, to be sliced by a loop inside or because they are whole.
-        pullback: its computation; the other operands are the passed arrays and then the data.
+        split_vjp: its computation; the other operands are the passed arrays and then the data.
         offloads: whether the data through which gradients flow waits for the backward pass in host memory.
     """
 
     name: str
-    forms: tuple[Lazy, ...]
+    gather_keys: tuple[DeferredParam, ...]
     passed: tuple[int, ...]
-    pullback: Pullback
+    split_vjp: SplitVJP
     offloads: bool = False
 
-    def travelling(self, *, backward: bool) -> tuple[Lazy, ...]:
+    def to_gather(self, *, backward: bool) -> tuple[DeferredParam, ...]:
         """What to gather in one pass: forms not gathered in advance, and in the backward pass only those it reads."""
-        needs = zip(self.forms, self.pullback.needs, strict=True)
+        needs = zip(self.gather_keys, self.split_vjp.needs, strict=True)
         return tuple(f for f, needed in needs if not f.in_advance and (needed or not backward))
 
 
@@ -50,14 +50,14 @@ class Orders:
     """What one unit gathers in one pass, and for whom.
 
     Attributes:
-        issue: what it gathers: for itself or for later units.
-        deliver: what it hands on, each with the number of the unit that gets it.
-        arrive: its own forms that were gathered before, each with the number of the unit that hands it on.
+        gather: what it gathers: for itself or for later units.
+        send: what it hands on, each with the number of the unit that gets it.
+        receive: its own forms that were gathered before, each with the number of the unit that hands it on.
     """
 
-    issue: tuple[Lazy, ...] = ()
-    deliver: tuple[tuple[Lazy, int], ...] = ()
-    arrive: tuple[tuple[Lazy, int], ...] = ()
+    gather: tuple[DeferredParam, ...] = ()
+    send: tuple[tuple[DeferredParam, int], ...] = ()
+    receive: tuple[tuple[DeferredParam, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,21 @@ class Schedule:
         ahead: in the forward pass.
         back: in the backward pass.
         kept: forms that stay gathered between the two.
-        settles: whether its gradients are scattered before the backward pass goes on, since a loop comes next.
+        scatters_first: whether its gradients are scattered before the backward pass goes on, since a loop comes next.
     """
 
     ahead: Orders
     back: Orders
-    kept: frozenset[Lazy] = field(default=frozenset())
-    settles: bool = False
+    kept: frozenset[DeferredParam] = field(default=frozenset())
+    scatters_first: bool = False
 
 
 def on_its_own(unit: Unit) -> Schedule:
     """A unit that gathers for itself, without looking ahead."""
-    return Schedule(Orders(issue=unit.travelling(backward=False)), Orders(issue=unit.travelling(backward=True)))
+    return Schedule(Orders(gather=unit.to_gather(backward=False)), Orders(gather=unit.to_gather(backward=True)))
 
 
-Link = tuple[Lazy, int, int]
+Link = tuple[DeferredParam, int, int]
 """A gathered parameter on its way: what, from which unit, to which."""
 
 
@@ -90,11 +90,11 @@ def run_unit(
     unit: Unit,
     number: int,
     schedule: Schedule,
-    uses: Mapping[Lazy, str],
+    uses: Mapping[DeferredParam, str],
     data: Sequence[Any],
-    arrays: Mapping[int, Parts],
+    arrays: Mapping[int, ParamShards],
     links: dict[Link, jax.Array],
-    wire: Wire,
+    grad_reduce: GradReduceConfig,
     *,
     tied: bool,
 ) -> list[jax.Array]:
@@ -108,45 +108,45 @@ def run_unit(
         data: its operands that are no parameters.
         arrays: the arrays of every parameter.
         links: what units before it have handed on; what it hands on is added.
-        wire: how gradients travel.
+        grad_reduce: how gradients travel.
         tied: whether gathers wait for the unit's input. Inside a loop nothing could start them earlier than its
             iteration anyway.
 
     Returns:
         The results of its equation.
     """
-    ahead, back, pullback = schedule.ahead, schedule.back, unit.pullback
-    own = sorted({f.leaf for f in unit.forms})
-    hosted = {f.leaf for f in unit.forms if f.on_host}
-    foreign = sorted({f.leaf for f in (*ahead.issue, *back.issue)} - set(own))
+    ahead, back, split_vjp = schedule.ahead, schedule.back, unit.split_vjp
+    own = sorted({f.leaf for f in unit.gather_keys})
+    hosted = {f.leaf for f in unit.gather_keys if f.on_host}
+    prefetched = sorted({f.leaf for f in (*ahead.gather, *back.gather)} - set(own))
     # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
     # Its link runs from the later unit to the earlier one, so that no forward link between the two is the same.
-    wanted_back = [(f, giver, number) for f, giver in back.arrive]
-    given_back = [(f, number, receiver) for f, receiver in back.deliver]
+    wanted_back = [(f, producer, number) for f, producer in back.receive]
+    given_back = [(f, number, receiver) for f, receiver in back.send]
     passed_tree = jax.tree.structure({leaf: arrays[leaf] for leaf in unit.passed})
     n_passed = passed_tree.num_leaves
-    on_host = [i for i in pullback.moving_others if i >= n_passed] if unit.offloads else []
+    on_host = [i for i in split_vjp.moving_others if i >= n_passed] if unit.offloads else []
 
-    def forward(own_parts, foreign_parts, passed, data, arrived, _promises):
-        parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
+    def forward(own_shards, prefetched_shards, passed, data, received, _placeholders):
+        parts = dict(zip([*own, *prefetched], [*own_shards, *prefetched_shards], strict=True))
         others = [*jax.tree.leaves(passed), *data]
         # What has arrived is tied too: gathers for later units then cannot overtake or be merged with it.
-        (others, arrived), issued = _tie((others, arrived), [parts[f.leaf] for f in ahead.issue], tied)
-        gathered = {f: f.gathered(p, uses[f]) for f, p in zip(ahead.issue, issued, strict=True)}
-        gathered |= {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
-        gathered |= dict(zip([f for f, _ in ahead.arrive], arrived, strict=True))
-        outs, kept = pullback.forward([gathered[f] for f in unit.forms], others)
+        (others, received), gathering = _tie((others, received), [parts[f.leaf] for f in ahead.gather], tied)
+        gathered = {f: f.gathered(p, uses[f]) for f, p in zip(ahead.gather, gathering, strict=True)}
+        gathered |= {f: f.gathered(parts[f.leaf]) for f in unit.gather_keys if f.in_advance}
+        gathered |= dict(zip([f for f, _ in ahead.receive], received, strict=True))
+        outs, kept = split_vjp.forward([gathered[f] for f in unit.gather_keys], others)
         if on_host:
             # Or the compiler would put the copy off until the backward pass and hold the value on the device meanwhile.
             # A loop copies in every iteration anyway, and XLA has no barrier for what it stacks in host memory.
             away = [to_host(kept[i]) for i in on_host]
             outs, away = barrier((outs, away)) if tied else (outs, away)
             kept = _replaced(kept, on_host, away)
-        delivered = [gathered[f] for f, _ in ahead.deliver]
-        promised = [jnp.zeros(f.shape.shape, f.shape.dtype) for f, *_ in wanted_back]
-        return (outs, delivered, promised), (
-            own_parts,
-            foreign_parts,
+        sent = [gathered[f] for f, _ in ahead.send]
+        placeholders = [jnp.zeros(f.shape.shape, f.shape.dtype) for f, *_ in wanted_back]
+        return (outs, sent, placeholders), (
+            own_shards,
+            prefetched_shards,
             kept,
             [gathered[f] for f in _kept(unit, schedule)],
         )
@@ -158,53 +158,56 @@ def run_unit(
     def call_forward(*operands):
         is_primal = lambda x: hasattr(x, "perturbed")
         flags = [x.perturbed and is_inexact(x.value) for x in operands[3]]
-        unforeseen = {n_passed + i for i, p in enumerate(flags) if p} - {*pullback.moving_others}
+        unforeseen = {n_passed + i for i, p in enumerate(flags) if p} - {*split_vjp.moving_others}
         assert not unforeseen, f"operands {unforeseen} of {unit.name} carry a gradient, but only parameters should"
         return forward(*jax.tree.map(lambda x: x.value, operands, is_leaf=is_primal))
 
     def backward(residuals, cotangents):
-        own_parts, foreign_parts, kept, kept_full = residuals
+        own_shards, prefetched_shards, kept, kept_full = residuals
         grads_out, _, came_back = cotangents
-        parts = dict(zip([*own, *foreign], [*own_parts, *foreign_parts], strict=True))
-        gathered = {f: f.gathered(parts[f.leaf]) for f in unit.forms if f.in_advance}
+        parts = dict(zip([*own, *prefetched], [*own_shards, *prefetched_shards], strict=True))
+        gathered = {f: f.gathered(parts[f.leaf]) for f in unit.gather_keys if f.in_advance}
         gathered |= dict(zip(_kept(unit, schedule), kept_full, strict=True))
         gathered |= {f: x for (f, *_), x in zip(wanted_back, came_back, strict=True) if not is_zero(x)}
-        needed = [f for f, n in zip(unit.forms, pullback.needs, strict=True) if n] + [f for f, _ in back.deliver]
-        issue = list(dict.fromkeys([*back.issue, *(f for f in needed if f not in gathered)]))
+        needed = [f for f, n in zip(unit.gather_keys, split_vjp.needs, strict=True) if n] + [f for f, _ in back.send]
+        gather = list(dict.fromkeys([*back.gather, *(f for f in needed if f not in gathered)]))
         has_gradient = not all(is_zero(g) for g in grads_out)
-        grads_out = [instantiated(g, s) for g, s in zip(grads_out, pullback.out_shapes, strict=True) if is_inexact(s)]
+        grads_out = [instantiated(g, s) for g, s in zip(grads_out, split_vjp.out_shapes, strict=True) if is_inexact(s)]
 
-        waiting = [parts[f.leaf] for f in issue]
-        if tied and (waiting or pullback.recomputes):
+        waiting = [parts[f.leaf] for f in gather]
+        if tied and (waiting or split_vjp.recomputes):
             # Or the compiler would find what is gathered and computed here equal to the forward pass, and keep that.
             here = list(gathered.values())
             kept, grads_out, here, waiting = barrier((kept, grads_out, here, waiting))
             gathered = dict(zip(gathered, here, strict=True))
-        gathered |= {f: f.gathered(p, uses[f]) for f, p in zip(issue, waiting, strict=True)}
+        gathered |= {f: f.gathered(p, uses[f]) for f, p in zip(gather, waiting, strict=True)}
         kept = _replaced(kept, on_host, [to_device(kept[i]) for i in on_host])
 
-        grads_full: list[Any] = [None] * len(unit.forms)
+        grads_full: list[Any] = [None] * len(unit.gather_keys)
         grads_others: list[Any] = [None] * (n_passed + len(data))
         if has_gradient:
-            full = [gathered.get(f) for f in unit.forms]
-            moved, moved_others = pullback.backward(full, kept, grads_out)
-            if tied and pullback.recomputes:
+            full = [gathered.get(f) for f in unit.gather_keys]
+            moved, moved_others = split_vjp.backward(full, kept, grads_out)
+            if tied and split_vjp.recomputes:
                 # The gradient of a bias is wanted at the end of the step only. The scheduler would compute it there and
                 # keep what it is the sum of; so nothing leaves before it is there.
                 moved_others = barrier(moved_others)
-            for i, grad in zip(pullback.moving_full, moved, strict=True):
-                grads_full[i] = unit.forms[i].scattered(grad, wire, unit.name)
-            for i, grad in zip(pullback.moving_others, moved_others, strict=True):
+            for i, grad in zip(split_vjp.moving_full, moved, strict=True):
+                grads_full[i] = unit.gather_keys[i].scattered(grad, grad_reduce, unit.name)
+            for i, grad in zip(split_vjp.moving_others, moved_others, strict=True):
                 grads_others[i] = grad
         grads_own = [
-            Parts(
-                _sum([g for f, g in zip(unit.forms, grads_full, strict=True) if f.leaf == leaf and g is not None]), None
+            ParamShards(
+                _sum(
+                    [g for f, g in zip(unit.gather_keys, grads_full, strict=True) if f.leaf == leaf and g is not None]
+                ),
+                None,
             )
             for leaf in own
         ]
         # Or the compiler would add up what the uses of one parameter leave behind before it is scattered, to scatter
         # once, and until then keep a whole gradient for each.
-        if tied and schedule.settles:
+        if tied and schedule.scatters_first:
             grads_own, grads_others = barrier((grads_own, grads_others))
         elif tied:
             grads_own = barrier(grads_own)
@@ -220,18 +223,18 @@ def run_unit(
         )
 
     call.defvjp(call_forward, backward, symbolic_zeros=True)
-    outs, delivered, promised = call(
+    outs, sent, placeholders = call(
         [arrays[leaf] for leaf in own],
-        [arrays[leaf] for leaf in foreign],
+        [arrays[leaf] for leaf in prefetched],
         {leaf: arrays[leaf] for leaf in unit.passed},
         list(data),
-        [links[f, giver, number] for f, giver in ahead.arrive],
+        [links[f, producer, number] for f, producer in ahead.receive],
         [links[link] for link in given_back],
     )
-    links |= {(f, number, to): x for (f, to), x in zip(ahead.deliver, delivered, strict=True)}
-    links |= dict(zip(wanted_back, promised, strict=True))
+    links |= {(f, number, to): x for (f, to), x in zip(ahead.send, sent, strict=True)}
+    links |= dict(zip(wanted_back, placeholders, strict=True))
     # Shards that it gathers for others would otherwise make its results look as if they carried a gradient.
-    return outs if pullback.moving_full or pullback.moving_others else jax.lax.stop_gradient(outs)
+    return outs if split_vjp.moving_full or split_vjp.moving_others else jax.lax.stop_gradient(outs)
 
 
 def _replaced(values: Sequence[Any], at: Sequence[int], by: Sequence[Any]) -> list[Any]:
@@ -240,11 +243,11 @@ def _replaced(values: Sequence[Any], at: Sequence[int], by: Sequence[Any]) -> li
     return [new.get(i, x) for i, x in enumerate(values)]
 
 
-def _kept(unit: Unit, schedule: Schedule) -> list[Lazy]:
-    return [f for f in unit.forms if f in schedule.kept]
+def _kept(unit: Unit, schedule: Schedule) -> list[DeferredParam]:
+    return [f for f in unit.gather_keys if f in schedule.kept]
 
 
-def _tie(operands: Any, shards: list[Parts], tied: bool) -> tuple[Any, list[Parts]]:
+def _tie(operands: Any, shards: list[ParamShards], tied: bool) -> tuple[Any, list[ParamShards]]:
     """Makes shards wait for operands. Both pass through the barrier, for one whose result is unused is removed."""
     if not tied or not shards or not any(jnp.ndim(x) for x in jax.tree.leaves(operands)):
         return operands, shards

@@ -93,6 +93,6 @@ def reduce_in_pieces(
     return total + part(n_pieces * step, left) if left else total
 
 
-def in_turn(waiting: Any, before: Any) -> tuple[Any, Any]:
+def serialize_after(waiting: Any, before: Any) -> tuple[Any, Any]:
     """Makes arrays wait for others, so that copies of one parameter do not start while an earlier one is under way."""
     return jax.lax.optimization_barrier((waiting, before))

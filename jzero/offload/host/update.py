@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jzero.errors import ConfigError
 from jzero.jaxpr import compat
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
-from jzero.offload.host.stream import in_turn, update_in_pieces
+from jzero.offload.host.stream import serialize_after, update_in_pieces
 from jzero.optim.apply import apply_optimizer
 from jzero.sharding.host_memory import to_device, to_host
 from jzero.sharding.mesh import shard_over_data
@@ -172,7 +172,7 @@ def run_update(
     done: list[list[jax.Array]] = []
     for leaf in plan.leaves:
         if not leaf.in_pieces:
-            fetched = [to_device(x) for x in _in_turn([at[i] for i in leaf.inputs], done)]
+            fetched = [to_device(x) for x in _serialize([at[i] for i in leaf.inputs], done)]
             here = at | dict(zip(leaf.inputs, fetched, strict=True))
             new = _whole(plan, (leaf.program, leaf.reads, leaf.outputs), here, placements, step)
             done.append([to_host(x) for x in new])
@@ -223,7 +223,7 @@ def _in_pieces(leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: Step, 
     """Updates the device's own parts of parameters, inside `shard_map`."""
     done: list[list[jax.Array]] = []
     for leaf in leaves:
-        values = dict(zip(leaf.inputs, _in_turn([at[i] for i in leaf.inputs], done), strict=True))
+        values = dict(zip(leaf.inputs, _serialize([at[i] for i in leaf.inputs], done), strict=True))
         olds = [n_params + j for j in leaf.outputs]
         gradient = leaf.inputs[0]
 
@@ -237,9 +237,9 @@ def _in_pieces(leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: Step, 
     return {j: x for leaf, new in zip(leaves, done, strict=True) for j, x in zip(leaf.outputs, new, strict=True)}
 
 
-def _in_turn(waiting: list[jax.Array], done: list[list[jax.Array]]) -> list[jax.Array]:
+def _serialize(waiting: list[jax.Array], done: list[list[jax.Array]]) -> list[jax.Array]:
     """Makes a parameter wait for the one before the last, so that one comes in while another leaves, and no more."""
     if len(done) < IN_FLIGHT:
         return waiting
-    waiting, done[-IN_FLIGHT] = in_turn(waiting, done[-IN_FLIGHT])
+    waiting, done[-IN_FLIGHT] = serialize_after(waiting, done[-IN_FLIGHT])
     return waiting

@@ -31,7 +31,7 @@ class Folder:
 
     Args:
         path: the folder, which is made if its parent is there. Another run in it is refused; what an earlier one
-            left is overwritten, a generation at a time, unless it is taken up before (`take_up`).
+            left is overwritten, a generation at a time, unless it is taken up before (`adopt`).
         n_bytes: of one generation.
         layout: names, shapes and order of what is in it; another layout's files are of no use.
 
@@ -76,7 +76,7 @@ class Folder:
         """For each generation that counts, the number of training steps it has seen."""
         return {i: int(self._read(i)["step"]) for i in (0, 1) if self._record(i).exists()}
 
-    def take_up(self, step: int) -> dict[str, np.ndarray]:
+    def adopt(self, step: int) -> dict[str, np.ndarray]:
         """Makes the generation of a step the present one, and returns what was recorded with it."""
         self.current = next(i for i, at in self.steps().items() if at == step)
         self._counts = True

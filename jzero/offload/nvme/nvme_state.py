@@ -36,28 +36,28 @@ CHUNK_ELEMENTS = 2**27
 """Elements of parameters and moments that are in memory at once while a state is made or read."""
 
 
-class Swapped:
+class NvmeState:
     """The part of an engine's state that is in files, and the step that passes it through memory.
 
     Args:
-        fns: the run, with a `division`.
+        fns: the run, with a `partition`.
 
     Raises:
         ConfigError: the optimizer needs whole parameters, or the disk cannot be used.
     """
 
     def __init__(self, fns: Functional):
-        config, division = fns.recipe.config, fns.division
+        config, partition = fns.spec.config, fns.partition
         offload, aio = config.zero_optimization.offload_optimizer, config.aio or Aio()
-        assert division is not None
+        assert partition is not None
         assert offload is not None
-        assert fns.recipe.update_plan is not None
-        self._fns, self._division = fns, division
-        trained, _ = split(fns.whole.params, fns.recipe.trainable)
+        assert fns.spec.update_plan is not None
+        self._fns, self._partition = fns, partition
+        trained, _ = split(fns.whole.params, fns.spec.trainable)
         loss = jax.ShapeDtypeStruct((), np.float32)
         operands = jax.tree.leaves([jax.eval_shape(widened, trained), fns.whole.opt_state, trained, loss])
-        kinds, kind_of = sort_kinds(fns.recipe.update_plan, operands, division.casts)
-        self._pieces = Pieces(division.placements, fns.recipe.mesh)
+        kinds, kind_of = sort_kinds(fns.spec.update_plan, operands, partition.casts)
+        self._pieces = Pieces(partition.placements, fns.spec.mesh)
         shards = [Shard(self._pieces.size(i), kind_of[piece.leaf]) for i, piece in enumerate(self._pieces.all)]
         sub_group = config.zero_optimization.sub_group_size or GROUP_ELEMENTS
         layout = lay_out(shards, kinds, min(GROUP_ELEMENTS, sub_group))
@@ -69,9 +69,9 @@ class Swapped:
             offload.buffer_count,
             {i: operands[i] for kind in kinds for i in kind.scalars},
             grad_dtype=np.float32,
-            divides=bool(config.gradient_clipping) or fns.recipe.residence.at_use,
+            divides=bool(config.gradient_clipping) or fns.spec.offload_plan.at_use,
         )
-        self._memory_kind = PINNED_HOST if fns.recipe.residence.at_use else None
+        self._memory_kind = PINNED_HOST if fns.spec.offload_plan.at_use else None
 
     def init(self, seed: np.uint32, params: Any = None) -> TrainState:
         """Makes a new state; what an earlier run has left stays until the first step, see `recover`.
@@ -88,9 +88,9 @@ class Swapped:
         operands = [seed, *jax.tree.leaves(given)]
 
         def made(leaves: Sequence[int]) -> dict[int, jax.Array]:
-            numbers = [i for leaf in leaves for i in self._division.arrays[leaf]]
+            numbers = [i for leaf in leaves for i in self._partition.arrays[leaf]]
             part, reads = part_of(numbers)
-            shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._division.arrays[leaf]]
+            shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._partition.arrays[leaf]]
             make = jax.jit(lambda *xs: compat.run(part, xs), out_shardings=shardings)
             return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))
 
@@ -110,17 +110,17 @@ class Swapped:
         Raises:
             OffloadError: the disk fails. The step has not been taken then, neither here nor there.
         """
-        after, metrics, pending = self._fns.step(state, batch)
-        if not pending.finite:
-            leaves = self._division.treedef.flatten_up_to(state)
-            return self._division.fill(after, {ids[-1]: leaves[ids[-1]] for ids in self._division.arrays}), metrics
+        after, metrics, deferred = self._fns.step(state, batch)
+        if not deferred.finite:
+            leaves = self._partition.treedef.flatten_up_to(state)
+            return self._partition.fill(after, {ids[-1]: leaves[ids[-1]] for ids in self._partition.arrays}), metrics
         left: dict[int, dict[Any, jax.Array]] = {
             leaf: {shard.device: shard.data for shard in grad.addressable_shards}
-            for leaf, grad in enumerate(pending.grads)
+            for leaf, grad in enumerate(deferred.grads)
         }
-        scalars = {i: np.asarray(x) for i, x in pending.scalars.items()}
-        divisor = None if pending.divisor is None else np.asarray(pending.divisor)
-        del pending  # each gradient goes when it has been used
+        scalars = {i: np.asarray(x) for i, x in deferred.scalars.items()}
+        divisor = None if deferred.divisor is None else np.asarray(deferred.divisor)
+        del deferred  # each gradient goes when it has been used
         parts: list[dict[Any, jax.Array]] = [{} for _ in left]
 
         def gradient(number: int) -> np.ndarray:
@@ -135,7 +135,7 @@ class Swapped:
 
         rests = (lambda: self._rest(state), lambda: self._rest(after))
         self._store.update(int(state.step), rests, gradient, scalars, divisor, taken)
-        return self._division.fill(after, self._params(parts)), metrics
+        return self._partition.fill(after, self._params(parts)), metrics
 
     def whole(self, state: TrainState) -> TrainState:
         """The state as it would be without files: what is in them comes to the memory of the host, all of it.
@@ -143,7 +143,7 @@ class Swapped:
         Raises:
             OffloadError: it does not fit there, or the disk fails.
         """
-        needed = self._fns.host_budget.in_files * len(self._fns.recipe.mesh.local_devices)
+        needed = self._fns.host_budget.in_files * len(self._fns.spec.mesh.local_devices)
         if (free := free_memory()) is not None and needed > free:
             raise OffloadError(
                 f"the whole state takes {format_bytes(needed)} of host memory while it is saved, loaded or shown, and "
@@ -153,17 +153,17 @@ class Swapped:
         for leaves in self._chunks():
             read = self._store.read(self._pieces.of(leaves))
             for leaf in leaves:
-                for array, number in enumerate(self._division.arrays[leaf]):
+                for array, number in enumerate(self._partition.arrays[leaf]):
                     parts: dict[Any, jax.Array] = {}
                     for piece in self._pieces.of([leaf]):
                         parts |= self._pieces.put(piece, read[piece, array], PINNED_HOST)
                     values[number] = self._pieces.join(leaf, parts)
-        return self._division.fill(state, values)
+        return self._partition.fill(state, values)
 
     def replace(self, whole: TrainState) -> TrainState:
         """Puts another state, as `whole` returns it, in the place of the present one; returns what lasts on devices."""
         leaves = jax.tree.leaves(whole)
-        self._write(lambda chunk: {i: leaves[i] for leaf in chunk for i in self._division.arrays[leaf]})
+        self._write(lambda chunk: {i: leaves[i] for leaf in chunk for i in self._partition.arrays[leaf]})
         return self._on_devices(whole)
 
     def recover(self, state: TrainState) -> TrainState:
@@ -184,14 +184,14 @@ class Swapped:
                 f"{self._folder.path} holds no state of an earlier run of this model on these devices; "
                 "load a checkpoint instead."
             )
-        recorded = self._folder.take_up(step)
+        recorded = self._folder.adopt(step)
 
         def rest(number: int, like: jax.Array) -> jax.Array:
             part = lambda index: recorded[_part_name(number, index)].view(like.dtype)
             return jax.make_array_from_callback(like.shape, like.sharding, part)
 
-        leaves = self._division.treedef.flatten_up_to(state)
-        state = self._division.fill(state, {i: rest(i, leaves[i]) for i in self._recorded(state)})
+        leaves = self._partition.treedef.flatten_up_to(state)
+        state = self._partition.fill(state, {i: rest(i, leaves[i]) for i in self._recorded(state)})
         return self._on_devices(state)
 
     def _write(self, values: Callable[[Sequence[int]], Mapping[int, jax.Array]]) -> None:
@@ -200,38 +200,38 @@ class Swapped:
         for leaves in self._chunks():
             arrays, flat = values(leaves), {}
             for leaf in leaves:
-                for array, number in enumerate(self._division.arrays[leaf]):
+                for array, number in enumerate(self._partition.arrays[leaf]):
                     pieces = self._pieces.take(leaf, arrays[number])
                     flat |= {(piece, array): data for piece, data in pieces.items()}
             self._store.write(flat)
 
     def _on_devices(self, state: TrainState) -> TrainState:
         """A state without moments in files, and with computing parameters that are made from the files."""
-        parts: list[dict[Any, jax.Array]] = [{} for _ in self._division.arrays]
+        parts: list[dict[Any, jax.Array]] = [{} for _ in self._partition.arrays]
         for leaves in self._chunks():
             read = self._store.read(self._pieces.of(leaves))
             for piece in self._pieces.of(leaves):
                 leaf = self._pieces.all[piece].leaf
-                param = read[piece, len(self._division.arrays[leaf]) - 1]
-                for dtype in self._division.casts[leaf]:
+                param = read[piece, len(self._partition.arrays[leaf]) - 1]
+                for dtype in self._partition.casts[leaf]:
                     param = param.astype(dtype)
                 parts[leaf] |= self._pieces.put(piece, param, self._memory_kind)
-        moments = {i: None for ids in self._division.arrays for i in ids[:-1]}
-        return self._division.fill(state, moments | self._params(parts))
+        moments = {i: None for ids in self._partition.arrays for i in ids[:-1]}
+        return self._partition.fill(state, moments | self._params(parts))
 
     def _params(self, parts: Sequence[Mapping[Any, jax.Array]]) -> dict[int, jax.Array]:
         joined = [self._pieces.join(leaf, shards) for leaf, shards in enumerate(parts)]
-        return {ids[-1]: param for ids, param in zip(self._division.arrays, joined, strict=True)}
+        return {ids[-1]: param for ids, param in zip(self._partition.arrays, joined, strict=True)}
 
     def _recorded(self, state: TrainState) -> list[int]:
         """The numbers of the leaves that a record holds: all on the devices that steps change."""
-        leaves = self._division.treedef.flatten_up_to(state)
-        trainable = [*jax.tree.leaves(self._fns.recipe.trainable), *[True] * len(leaves)]
-        in_files = {i for ids in self._division.arrays for i in ids}
+        leaves = self._partition.treedef.flatten_up_to(state)
+        trainable = [*jax.tree.leaves(self._fns.spec.trainable), *[True] * len(leaves)]
+        in_files = {i for ids in self._partition.arrays for i in ids}
         return [i for i, x in enumerate(leaves) if x is not None and trainable[i] and i not in in_files]
 
     def _rest(self, state: TrainState) -> dict[str, np.ndarray]:
-        leaves = self._division.treedef.flatten_up_to(state)
+        leaves = self._partition.treedef.flatten_up_to(state)
         return {
             _part_name(i, shard.index): np.asarray(shard.data)
             for i in self._recorded(state)
@@ -239,13 +239,13 @@ class Swapped:
         }
 
     def _chunks(self) -> list[list[int]]:
-        return self._pieces.chunks(CHUNK_ELEMENTS, lambda leaf: len(self._division.arrays[leaf]))
+        return self._pieces.chunks(CHUNK_ELEMENTS, lambda leaf: len(self._partition.arrays[leaf]))
 
     def _description(self, sub_group: int) -> str:
         """What must be the same for files to be of use."""
         leaves = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._fns.whole)]
-        where = (jax.process_index(), jax.process_count(), dict(self._fns.recipe.mesh.shape))
-        layout = (self._division.names, self._division.placements, leaves, min(sub_group, GROUP_ELEMENTS), where)
+        where = (jax.process_index(), jax.process_count(), dict(self._fns.spec.mesh.shape))
+        layout = (self._partition.names, self._partition.placements, leaves, min(sub_group, GROUP_ELEMENTS), where)
         return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 

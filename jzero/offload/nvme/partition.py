@@ -12,7 +12,7 @@ from jzero.sharding.placement import Placement
 from jzero.sharding.trees import TrainState, split
 
 
-class Pending(NamedTuple):
+class DeferredUpdate(NamedTuple):
     """What a step leaves to be done outside its program.
 
     Attributes:
@@ -29,7 +29,7 @@ class Pending(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Division:
+class StatePartition:
     """What is in files.
 
     Attributes:
@@ -77,7 +77,7 @@ class Division:
         return self.treedef.unflatten([values.get(i, x) for i, x in enumerate(leaves)])
 
 
-def divide(plan: Plan, whole: TrainState, trainable: Any, casts: Any) -> Division:
+def partition_state(plan: Plan, whole: TrainState, trainable: Any, casts: Any) -> StatePartition:
     """Divides a state as an update's plan has it.
 
     Args:
@@ -91,7 +91,7 @@ def divide(plan: Plan, whole: TrainState, trainable: Any, casts: Any) -> Divisio
     params = jax.tree.leaves(split(numbered.params, trainable)[0])
     cast = jax.tree.structure(numbered.params).flatten_up_to(casts)  # parameters come first in a state
     state = [*jax.tree.leaves(numbered.opt_state), *params]
-    return Division(
+    return StatePartition(
         tuple(leaf.name for leaf in plan.leaves),
         tuple(leaf.placement for leaf in plan.leaves),
         tuple(tuple(cast[params[leaf.inputs[0]]]) for leaf in plan.leaves),

@@ -38,7 +38,7 @@ from jzero.plan.garbage import collection_put_off
 from jzero.sharding.mesh import AXES, platform
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, Trainable, functional
-from jzero.zero.spec import Recipe
+from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
 from jzero.zero.step import train_step
 
@@ -85,14 +85,14 @@ class ClosedForm:
     memory_use: MemoryUse = field(repr=False)
 
     @property
-    def lasting(self) -> int:
+    def param_dtype(self) -> int:
         """What every step is given: parameters, optimizer state and batch; `Program.memory.argument`."""
         return self.parameters + self.optimizer_state + self.batch
 
     @property
     def peak(self) -> int:
         """The most that is alive at once; `Program.memory.peak`."""
-        return self.lasting + self.gradients + self.gathered_weights + self.activations + self.rest
+        return self.param_dtype + self.gradients + self.gathered_weights + self.activations + self.rest
 
     @property
     def wire(self) -> Mapping[str, int]:
@@ -102,7 +102,7 @@ class ClosedForm:
     def to_json(self) -> str:
         """All of it as a JSON object."""
         sent = [s._asdict() for s in self.sent]
-        totals = {"wire": self.wire, "lasting": self.lasting, "peak": self.peak}
+        totals = {"wire": self.wire, "lasting": self.param_dtype, "peak": self.peak}
         fields = {name: value for name, value in vars(self).items() if name not in ("work", "memory_use")}
         return json.dumps({**fields, "sent": sent, **totals})
 
@@ -200,21 +200,21 @@ def abstract_functional(
 
 def closed_form(functional: Functional) -> ClosedForm:
     """Works out the training step of a `Functional`; see `estimate_step`."""
-    state, recipe = functional.state, functional.recipe
-    program, _ = compat.trace(train_step(recipe), state, functional.batch)
+    state, spec = functional.state, functional.spec
+    program, _ = compat.trace(train_step(spec), state, functional.batch)
     sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
     inside = sharded.params["jaxpr"]
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],
-        overlap=recipe.config.zero_optimization.overlaps_comm,
-        on_cpu=platform(recipe.mesh) == "cpu",
+        overlap=spec.config.zero_optimization.overlaps_comm,
+        on_cpu=platform(spec.mesh) == "cpu",
     )
     parameters, optimizer_state = _bytes_each(state.params), _bytes_each(state.opt_state)
     everything = _bytes_each(state) + _bytes_each(functional.batch)
-    work = _work(program, functional, recipe.mesh.shape)
-    rest = _streamed(recipe)
+    work = _work(program, functional, spec.mesh.shape)
+    rest = _streamed(spec)
     return ClosedForm(
         parameters=parameters,
         optimizer_state=optimizer_state,
@@ -225,7 +225,7 @@ def closed_form(functional: Functional) -> ClosedForm:
         rest=most.n_bytes[CONSTANTS] + rest,
         host=most.host_bytes + _bytes_each(state, on_host=True),
         sent=_sent(work),
-        paper=_paper(recipe.plan, functional.placements.params, recipe.mesh.shape["shard"]),
+        paper=_paper(spec.plan, functional.placements.params, spec.mesh.shape["shard"]),
         work=work,
         memory_use=_memory_use(most, parameters, optimizer_state, everything - parameters - optimizer_state + rest),
     )
@@ -268,16 +268,16 @@ def _bytes_each(tree: Any, *, on_host: bool = False) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in here)
 
 
-def _streamed(recipe: Recipe) -> int:
+def _streamed(spec: StepSpec) -> int:
     """Of the state that passes through from host memory, what is under way at once: gradients, moments, parameters."""
-    if recipe.update_plan is None:
+    if spec.update_plan is None:
         return 0
-    most, in_one_memory = 0, platform(recipe.mesh) == "cpu"
-    for leaf in recipe.update_plan.leaves:
+    most, in_one_memory = 0, platform(spec.mesh) == "cpu"
+    for leaf in spec.update_plan.leaves:
         shard = math.prod(leaf.placement.shard_shape)
-        if in_one_memory and shard <= recipe.residence.piece_elements:
+        if in_one_memory and shard <= spec.offload_plan.piece_elements:
             continue  # updated where it lies
-        n_elements = min(shard, recipe.residence.piece_elements) if leaf.in_pieces else shard
+        n_elements = min(shard, spec.offload_plan.piece_elements) if leaf.in_pieces else shard
         most = max(most, 4 * n_elements * len(leaf.inputs))
     return IN_FLIGHT * most
 

@@ -20,7 +20,7 @@ _RINGS = ("all-gather", "reduce-scatter", "all-reduce")
 
 
 @dataclass(frozen=True)
-class Wire:
+class LinkTraffic:
     """Bytes that one GPU sends in a step, by kind of collective.
 
     Attributes:
@@ -83,7 +83,7 @@ class Cluster:
         """Bytes of one GPU that a program can have."""
         return int(USABLE * self.memory)
 
-    def wire(self, sent: Iterable[Sent], mesh_shape: Mapping[str, int]) -> Wire:
+    def wire(self, sent: Iterable[Sent], mesh_shape: Mapping[str, int]) -> LinkTraffic:
         """Divides what the closed form says is sent.
 
         Args:
@@ -99,12 +99,12 @@ class Cluster:
         return first.size, max(Counter((first // self.gpus_per_node).tolist()).values())
 
 
-def compiled_wire(collectives: Iterable[Collective]) -> Wire:
+def compiled_wire(collectives: Iterable[Collective]) -> LinkTraffic:
     """Divides what a compiled program sends, see `Cluster.wire`."""
     return _divided((c.kind, c.wire_bytes * c.executions, c.group_size, c.per_node) for c in collectives)
 
 
-def _divided(sent: Iterable[tuple[str, int, int, int]]) -> Wire:
+def _divided(sent: Iterable[tuple[str, int, int, int]]) -> LinkTraffic:
     """Kind, bytes, members of a group, and those that share a node -> bytes by kind."""
     inside, across = Counter[str](), Counter[str]()
     for kind, n_bytes, group, per_node in sent:
@@ -117,4 +117,4 @@ def _divided(sent: Iterable[tuple[str, int, int, int]]) -> Wire:
         leaves = round(n_bytes * share)
         inside[kind] += n_bytes - leaves
         across[kind] += leaves
-    return Wire({k: n for k, n in inside.items() if n}, {k: n for k, n in across.items() if n})
+    return LinkTraffic({k: n for k, n in inside.items() if n}, {k: n for k, n in across.items() if n})

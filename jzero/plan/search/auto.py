@@ -26,7 +26,7 @@ from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.hardware.figures import gpu_figures, is_known
 from jzero.plan.search.recommend import CLOSED_FORM_ERROR, cheapest, recommend
 from jzero.plan.search.row import Row
-from jzero.plan.search.setting import Setting, leaner, settings
+from jzero.plan.search.setting import Setting, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable
 from jzero.sharding.mesh import n_data_shards
 from jzero.zero.build import Trainable
@@ -52,7 +52,7 @@ class _Here(Cluster):
         return int(self.available / (1 + CLOSED_FORM_ERROR))
 
 
-def settled(
+def resolve_auto(
     config: Config,
     *,
     mesh: Mesh | None,
@@ -107,7 +107,7 @@ def settled(
 
     chosen = cheapest(
         [setting for setting in settings(base, stages) if setting.offload == base.offload],
-        lambda setting: leaner(setting, divisible=micro_is_open, remat=False),
+        lambda setting: fallbacks(setting, divisible=micro_is_open, remat=False),
         estimate,
         None,
     )

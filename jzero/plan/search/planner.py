@@ -13,7 +13,7 @@ from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.search.recommend import Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
-from jzero.plan.search.setting import Setting, changes, leaner, settings
+from jzero.plan.search.setting import Setting, changes, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable
 from jzero.zero.build import Trainable
 
@@ -177,7 +177,7 @@ def plan(
     remat = rematerialised is not None
     chosen = cheapest(
         table,
-        lambda setting: leaner(setting, divisible=divisible, remat=remat),
+        lambda setting: fallbacks(setting, divisible=divisible, remat=remat),
         estimate,
         None if compiled == "nothing" else confirm,
     )

@@ -74,7 +74,7 @@ def _cost_among(rows: Mapping[Setting, Row], row: Row) -> Cost:
 
 def cheapest(
     start: Iterable[Setting],
-    leaner: Callable[[Setting], Iterable[Setting]],
+    fallbacks: Callable[[Setting], Iterable[Setting]],
     estimate: Callable[[Setting], Row | None],
     confirm: Callable[[Row], Row] | None,
 ) -> Row | None:
@@ -85,7 +85,7 @@ def cheapest(
 
     Args:
         start: the settings to begin with.
-        leaner: the next forms of a setting that hold less.
+        fallbacks: the next forms of a setting that hold less.
         estimate: the closed form's row; None for a setting that is refused.
         confirm: the same row with the compiled program's figures; None if there is no compiler. It is also asked of
             rows that do not fit by less than the closed form's error.
@@ -111,7 +111,7 @@ def cheapest(
         if row.fits:
             return row
         if not _never_fits(row):
-            add(leaner(row.setting))
+            add(fallbacks(row.setting))
     return None
 
 

@@ -14,7 +14,7 @@ from jzero.plan.compiled.owners import PARTS
 from jzero.plan.compiled.program import Program
 from jzero.plan.estimate.closed_form import ClosedForm, closed_form
 from jzero.plan.estimate.step_time import StepTime, closed_form_time
-from jzero.plan.hardware.cluster import Cluster, Wire, compiled_wire
+from jzero.plan.hardware.cluster import Cluster, LinkTraffic, compiled_wire
 from jzero.plan.search.setting import Setting
 from jzero.sharding.host_memory import PINNED_HOST
 from jzero.sharding.trees import is_placement
@@ -37,7 +37,7 @@ class Compiled:
 
     peak: int
     host: int
-    wire: Wire
+    wire: LinkTraffic
     overlapped_share: float
     time: StepTime
     program: Program | None = field(default=None, repr=False)
@@ -74,7 +74,7 @@ class Row:
     host: int
     to_device: int
     to_host: int
-    wire: Wire
+    wire: LinkTraffic
     paper: Mapping[str, float]
     estimated: bool
     closed_form_time: StepTime
@@ -167,7 +167,7 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
         cluster: the GPUs.
         functional: the step with that setting, from `jzero.plan.estimate.closed_form.abstract_functional`.
     """
-    found, recipe = closed_form(functional), functional.recipe
+    found, spec = closed_form(functional), functional.spec
     parts = {name: getattr(found, name) for name in PARTS}
     parts["rest"] += found.batch
     here = [x for x in jax.tree.leaves(functional.state) if x.sharding.memory_kind != PINNED_HOST]
@@ -181,11 +181,11 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
         cluster,
         sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement)),
         parts,
-        divided + (parts["gradients"] if recipe.plan.scatters_at_use else 0),
+        divided + (parts["gradients"] if spec.plan.scatters_at_use else 0),
         found.host,
         functional.host_budget.to_device,
         functional.host_budget.to_host,
-        cluster.wire(found.sent, recipe.mesh.shape),
+        cluster.wire(found.sent, spec.mesh.shape),
         found.paper,
         setting.offload != "nothing" or _may_overlap_micro_batches(functional),
         _time(found, cluster, functional),
@@ -195,13 +195,13 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
 
 
 def _time(found: ClosedForm, cluster: Cluster, functional: Functional) -> StepTime:
-    mesh_shape, zero = functional.recipe.mesh.shape, functional.recipe.config.zero_optimization
+    mesh_shape, zero = functional.spec.mesh.shape, functional.spec.config.zero_optimization
     return closed_form_time(
         found.work,
         {axes: cluster.group(axes, mesh_shape) for axes in {s.axes for s in found.sent}},
         cluster.figures,
         # With parameters in host memory a gradient leaves for it at once, which its scatter has to wait for.
-        pipelined=functional.recipe.plan.gather is Gather.AT_USE and zero.overlaps_comm and not zero.offloads_params,
+        pipelined=functional.spec.plan.gather is Gather.AT_USE and zero.overlaps_comm and not zero.offloads_params,
         to_device=functional.host_budget.to_device,
         to_host=functional.host_budget.to_host,
     )
@@ -209,7 +209,7 @@ def _time(found: ClosedForm, cluster: Cluster, functional: Functional) -> StepTi
 
 def _may_overlap_micro_batches(functional: Functional) -> bool:
     """Loops over layers that gather ahead inside the loop over micro-batches: XLA may pipeline the outer one too."""
-    config = functional.recipe.config
+    config = functional.spec.config
     loops = config.gradient_accumulation_steps > 1 and bool(functional.scanned)
     return loops and config.zero_optimization.overlaps_comm
 

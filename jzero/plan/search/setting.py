@@ -51,7 +51,7 @@ def settings(base: Setting, stages: Iterable[int]) -> Iterator[Setting]:
                 yield replace(base, stage=stage, offload=offload)
 
 
-def leaner(setting: Setting, *, divisible: bool, remat: bool) -> Iterator[Setting]:
+def fallbacks(setting: Setting, *, divisible: bool, remat: bool) -> Iterator[Setting]:
     """The next settings that hold less: a smaller micro-batch, and rematerialised blocks.
 
     Args:
@@ -61,7 +61,7 @@ def leaner(setting: Setting, *, divisible: bool, remat: bool) -> Iterator[Settin
         remat: whether the model can be rebuilt with rematerialised blocks.
 
     Example:
-        >>> some = leaner(Setting(0, "nothing", 9, 2), divisible=True, remat=True)
+        >>> some = fallbacks(Setting(0, "nothing", 9, 2), divisible=True, remat=True)
         >>> [(s.micro_batch, s.accumulation, s.remat) for s in some]
         [(3, 6, False), (9, 2, True)]
     """

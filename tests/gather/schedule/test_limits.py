@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jzero.gather import Limits, gather_at_use, scanned_dims
 from jzero.jaxpr import compat
-from jzero.sharding.collectives import Wire, gather_leaf
+from jzero.sharding.collectives import GradReduceConfig, gather_leaf
 from jzero.sharding.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.sharding.placement import place_all
 from jzero.sharding.trees import is_placement, pad, unpad
@@ -22,7 +22,7 @@ from tests.gather.test_gather import CASES, ROWS, D, N, collectives, normal
 
 QUICKLY = {"xla_backend_optimization_level": 0}
 BLOCK = 2 * D * D
-WIRE = Wire()
+WIRE = GradReduceConfig()
 NOTHING, EVERYTHING = Limits(0, 0, 0), Limits(10**9, 10**9, 10**9)
 LIMITS = {
     "nothing": NOTHING,
@@ -156,7 +156,7 @@ ELSEWHERE = [
 
 
 def on_eight_devices(
-    fn, params, x, limits, *, trained=lambda name: True, around=lambda loss: loss, wire=WIRE, in_advance=False
+    fn, params, x, limits, *, trained=lambda name: True, around=lambda loss: loss, grad_reduce=WIRE, in_advance=False
 ):
     """Value, gradients of the trained leaves and further results of `fn`, which gives a loss and a dict.
 
@@ -165,14 +165,16 @@ def on_eight_devices(
     """
     mesh = make_mesh(jax.devices()[:N])
     local_x = jax.ShapeDtypeStruct((ROWS // N, *x.shape[1:]), x.dtype)
-    placements = place_all(params, N, undividable=scanned_dims(fn, params, local_x))
+    placements = place_all(params, N, unshardable_dims=scanned_dims(fn, params, local_x))
     specs = jax.tree.map(lambda p: p.spec, placements, is_leaf=is_placement)
     mask = trainable(params, trained)
     none = jax.tree.map(lambda _: (), params)
 
     def local(params, x):
         wholes = jax.tree.map(gather_leaf, params, placements) if in_advance else None
-        sharded_loss = gather_at_use(fn, placements, wire, casts=none, trainable=mask, limits=limits, wholes=wholes)
+        sharded_loss = gather_at_use(
+            fn, placements, grad_reduce, casts=none, trainable=mask, limits=limits, wholes=wholes
+        )
         loss = around(sharded_loss)
 
         def of_trained(trained):
@@ -340,7 +342,7 @@ def test_accumulation_in_a_loop_around_the_gradient(limits):
     specs = jax.tree.map(lambda p: p.spec, placements, is_leaf=is_placement)
     all_of = functools.partial(jax.tree.map, is_leaf=is_placement)
     options = {"casts": all_of(lambda _: (), params), "trainable": all_of(lambda _: True, params)}
-    loss = gather_at_use(fn, placements, Wire(), limits=LIMITS[limits], **options)
+    loss = gather_at_use(fn, placements, GradReduceConfig(), limits=LIMITS[limits], **options)
 
     def local(params, x):
         def body(total, rows):

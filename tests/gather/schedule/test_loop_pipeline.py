@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jzero.jaxpr import compat
-from jzero.sharding.collectives import Wire
+from jzero.sharding.collectives import GradReduceConfig
 from tests.gather.schedule.test_limits import on_eight_devices, on_one_device
 from tests.gather.test_gather import ROWS, D, N, collectives, normal
 
 L = 3
-PIPELINED = Wire(pipelined=True)
+PIPELINED = GradReduceConfig(pipelined=True)
 X = normal(9, ROWS, D)
 STACK = {"a": normal(0, L, D, 40), "b": normal(1, L, 40, D), "bias": normal(2, L, 3), "shared": normal(3, D, D)}
 
@@ -85,7 +85,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_device(name):
     fn, params, options = CASES[name]
-    value, grads, more, _ = on_eight_devices(fn, params, X, None, wire=PIPELINED, **options)
+    value, grads, more, _ = on_eight_devices(fn, params, X, None, grad_reduce=PIPELINED, **options)
     want, want_grads, want_more = on_one_device(fn, params, X, options.get("trained", lambda name: True))
     np.testing.assert_allclose(value, want, rtol=2e-6)
     jax.tree.map(np.testing.assert_array_equal, more, want_more)
@@ -97,7 +97,7 @@ def test_values_and_gradients_are_those_of_one_device(name):
 def traced():
     """The jaxpr of value and gradients of two stacked matrices, of different sizes."""
     fn, params, _ = CASES["saving"]
-    return on_eight_devices(fn, params, X, None, wire=PIPELINED)[3]()
+    return on_eight_devices(fn, params, X, None, grad_reduce=PIPELINED)[3]()
 
 
 def test_a_pass_gathers_one_layer_more_than_there_are_and_only_the_first_matrix_waits(traced):

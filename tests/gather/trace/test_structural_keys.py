@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jzero
-from jzero.gather.trace.structural_keys import alike
-from jzero.gather.unit.deferred import Lazy
+from jzero.gather.trace.structural_keys import structural_key
+from jzero.gather.unit.deferred import DeferredParam
 from jzero.sharding.placement import Placement
 from tests import helpers
 
@@ -26,10 +26,10 @@ def keys(first, second, **changes):
 
     w = jnp.zeros((4, 4))
     eqns = [eqn for eqn in jax.make_jaxpr(both)(w, w, jnp.zeros((2, 4))).eqns if "remat" in eqn.primitive.name]
-    a = Lazy(0, "a", Placement((4, 4), 0, 2), jnp.dtype("float32"))
+    a = DeferredParam(0, "a", Placement((4, 4), 0, 2), jnp.dtype("float32"))
     b = dataclasses.replace(a, leaf=1, name="b", **changes)
     return [
-        alike(eqn, [lazy if v.aval.shape == (4, 4) else True for v in eqn.invars])
+        structural_key(eqn, [lazy if v.aval.shape == (4, 4) else True for v in eqn.invars])
         for eqn, lazy in zip(eqns, (a, b), strict=True)
     ]
 

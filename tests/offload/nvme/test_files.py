@@ -93,7 +93,7 @@ def test_a_generation_counts_from_its_commit_on(tmp_path):
     second = Folder(tmp_path / "run", N_BYTES, "layout")
     second.replace()  # a new run's initial state does not touch what counts
     assert second.steps() == {1: 5}
-    assert second.take_up(5) == {"count": 5}
+    assert second.adopt(5) == {"count": 5}
     assert second.begin(5, dict) is not second.file
     second.close()
 

@@ -83,20 +83,20 @@ class Waves:
 @pytest.mark.parametrize("params", ["none", "cpu"])
 def test_complex_gradients_are_whole_and_no_gradient_need_stay_on_the_devices(tmp_path, params):
     what = {"model": Waves(), "loss": Waves().loss}
-    plain, swapped = make_engine(**what), make_engine(tmp_path, params=params, **what)
+    plain, nvme_state = make_engine(**what), make_engine(tmp_path, params=params, **what)
     for batch in batches(2):
-        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, swapped)]
+        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, nvme_state)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    close(swapped.params, plain.params)
+    close(nvme_state.params, plain.params)
 
 
 def test_where_all_that_is_large_is_frozen_nothing_is_in_files(tmp_path):
     what = {"trainable": lambda name: name == "bias"}
-    plain, swapped = make_engine(**what), make_engine(tmp_path, params="cpu", **what)
+    plain, nvme_state = make_engine(**what), make_engine(tmp_path, params="cpu", **what)
     for batch in batches(2):
-        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, swapped)]
+        losses = [float(engine.train_batch(batch)["loss"]) for engine in (plain, nvme_state)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    assert swapped.state.params["up"].sharding.memory_kind == "pinned_host"
+    assert nvme_state.state.params["up"].sharding.memory_kind == "pinned_host"
     assert not list(tmp_path.iterdir())
 
 
@@ -104,18 +104,18 @@ def test_where_all_that_is_large_is_frozen_nothing_is_in_files(tmp_path):
 def test_checkpoints_go_from_files_to_memory_and_back(tmp_path, in_memory, params):
     losses, states = in_memory
     (tmp_path / "nvme").mkdir()
-    swapped, plain = make_engine(tmp_path / "nvme", params=params), make_engine(seed=1)
+    nvme_state, plain = make_engine(tmp_path / "nvme", params=params), make_engine(seed=1)
     first, second, third, fourth = batches(4)
-    swapped.train_batch(first)
-    swapped.save_checkpoint(tmp_path / "one", extra={"position": 1})
+    nvme_state.train_batch(first)
+    nvme_state.save_checkpoint(tmp_path / "one", extra={"position": 1})
     assert plain.load_checkpoint(tmp_path / "one") == {"position": 1}
     assert float(plain.train_batch(second)["loss"]) == pytest.approx(losses[1], rel=1e-6)
     plain.save_checkpoint(tmp_path / "two")
-    swapped.load_checkpoint(tmp_path / "two")
-    assert float(swapped.eval_batch(third)["loss"]) == pytest.approx(losses[2], rel=1e-6)
-    close(swapped.params, states[1].params)
-    assert float(swapped.train_batch(third)["loss"]) == pytest.approx(losses[2], rel=1e-6)
-    assert float(swapped.train_batch(fourth)["loss"]) == pytest.approx(losses[3], rel=1e-6)
+    nvme_state.load_checkpoint(tmp_path / "two")
+    assert float(nvme_state.eval_batch(third)["loss"]) == pytest.approx(losses[2], rel=1e-6)
+    close(nvme_state.params, states[1].params)
+    assert float(nvme_state.train_batch(third)["loss"]) == pytest.approx(losses[2], rel=1e-6)
+    assert float(nvme_state.train_batch(fourth)["loss"]) == pytest.approx(losses[3], rel=1e-6)
 
 
 def test_a_killed_run_goes_on_from_before_or_after_its_step(tmp_path, in_memory, compiled):

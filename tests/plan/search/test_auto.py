@@ -38,7 +38,7 @@ def peak(stage, micro=ROWS // 8, **sections):
 def chosen(monkeypatch, memory, config, arguments=None):
     """The configuration as settled for eight devices of this much memory."""
     monkeypatch.setattr(auto, "_available", lambda _: memory and int(memory))
-    return auto.settled(Config.load(config), mesh=None, training_arguments=arguments, **RUN)
+    return auto.resolve_auto(Config.load(config), mesh=None, training_arguments=arguments, **RUN)
 
 
 def test_less_memory_takes_a_higher_stage(monkeypatch):
@@ -46,11 +46,13 @@ def test_less_memory_takes_a_higher_stage(monkeypatch):
     assert needs[3] <= needs[2] <= needs[1] < needs[0]
     stages = []
     for memory in (needs[0] - 10, needs[1], needs[3]):
-        settled = chosen(monkeypatch, memory, OPEN)
-        stage = settled.zero_optimization.stage
+        resolve_auto = chosen(monkeypatch, memory, OPEN)
+        stage = resolve_auto.zero_optimization.stage
         assert needs[stage] <= memory
-        assert settled.origins[STAGE] == "auto from the plan"
-        assert settled.notes[0].startswith(f'`{STAGE}` = "auto" became stage {stage}: by the closed form it takes ')
+        assert resolve_auto.origins[STAGE] == "auto from the plan"
+        assert resolve_auto.notes[0].startswith(
+            f'`{STAGE}` = "auto" became stage {stage}: by the closed form it takes '
+        )
         stages.append(stage)
     assert 0 not in stages
 
@@ -60,16 +62,16 @@ def test_where_nothing_fits_it_says_what_would(monkeypatch):
     monkeypatch.setattr(auto, "_available", lambda _: 11_000_000)
     says = r'"auto": nothing fits: even stage \d takes .* too much. About \d+ such GPUs would hold stage \d'
     with pytest.raises(ConfigError, match=says):
-        auto.settled(
+        auto.resolve_auto(
             Config.load(config), mesh=None, **{**RUN, "sample_batch": jax.ShapeDtypeStruct((8, D), jnp.float32)}
         )
 
 
 def test_what_is_offloaded_stays_offloaded(monkeypatch):
     config = {**OPEN, "zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "cpu"}}}
-    settled = chosen(monkeypatch, 1e9, config).zero_optimization
-    assert settled.stage > 0
-    assert settled.offloads_optimizer
+    resolve_auto = chosen(monkeypatch, 1e9, config).zero_optimization
+    assert resolve_auto.stage > 0
+    assert resolve_auto.offloads_optimizer
 
 
 MICRO = {"optimizer": OPTIMIZER, "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}
@@ -83,9 +85,9 @@ def test_the_micro_batch_shrinks_until_it_fits_and_the_batch_stays(monkeypatch):
     assert sizes(chosen(monkeypatch, 1e9, MICRO)) == (ROWS, 1024, 1)  # the sample says how large the batch is
     needs = {micro: peak(1, micro) for micro in (256, 512, 1024)}
     assert needs[256] < needs[512] < needs[1024]
-    settled = chosen(monkeypatch, needs[256], {**MICRO, "train_batch_size": ROWS})
-    assert sizes(settled) == (ROWS, 256, 4)
-    assert "became stage 1, 256 a GPU x 4 micro-batches" in settled.notes[0]
+    resolve_auto = chosen(monkeypatch, needs[256], {**MICRO, "train_batch_size": ROWS})
+    assert sizes(resolve_auto) == (ROWS, 256, 4)
+    assert "became stage 1, 256 a GPU x 4 micro-batches" in resolve_auto.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +104,10 @@ def test_the_micro_batch_shrinks_until_it_fits_and_the_batch_stays(monkeypatch):
 def test_what_training_arguments_or_other_sizes_decide_is_left_to_them(monkeypatch, config, arguments, micro):
     sample = jax.ShapeDtypeStruct((32, D), jnp.float32)
     monkeypatch.setattr(auto, "_available", lambda _: 10**9)
-    settled = auto.settled(
+    resolve_auto = auto.resolve_auto(
         Config.load({**MICRO, **config}), mesh=None, training_arguments=arguments, **{**RUN, "sample_batch": sample}
     )
-    assert settled.train_micro_batch_size_per_gpu == micro
+    assert resolve_auto.train_micro_batch_size_per_gpu == micro
 
 
 def test_training_is_as_with_the_numbers_given():

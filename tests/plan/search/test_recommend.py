@@ -8,10 +8,10 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from jzero.plan.estimate.step_time import StepTime
-from jzero.plan.hardware.cluster import Cluster, Wire
+from jzero.plan.hardware.cluster import Cluster, LinkTraffic
 from jzero.plan.search.recommend import cheapest, cost, costs, recommend
 from jzero.plan.search.row import PARTS, Compiled, Row
-from jzero.plan.search.setting import Setting, leaner, settings
+from jzero.plan.search.setting import Setting, fallbacks, settings
 
 CLUSTER = Cluster("h100-80g", 16)
 BASE = Setting(0, "nothing", 4, 1)
@@ -24,14 +24,14 @@ def row(setting: Setting, peak: float, *, seconds: float = 1, divided: float = 0
     known = {name: round(parts.get(name, 0) * GB) for name in PARTS}
     known["rest"] = round(peak * GB) - sum(known.values())
     time = replace(FAST, compute=seconds)
-    offloads, wire = setting.offload != "nothing", Wire({}, {})
+    offloads, wire = setting.offload != "nothing", LinkTraffic({}, {})
     return Row(setting, CLUSTER, 1, known, round(divided * GB), 0, 0, 0, wire, {}, offloads, time)
 
 
 def every(base: Setting = BASE, *, remat: bool = True) -> list[Setting]:
     found = list(settings(base, range(4)))
     for setting in found:
-        found += [s for s in leaner(setting, divisible=True, remat=remat) if s not in found]
+        found += [s for s in fallbacks(setting, divisible=True, remat=remat) if s not in found]
     return found
 
 
@@ -40,7 +40,7 @@ def search(rows, *, confirm=None):
     asked = []
     chosen = cheapest(
         settings(BASE, range(4)),
-        lambda setting: leaner(setting, divisible=True, remat=True),
+        lambda setting: fallbacks(setting, divisible=True, remat=True),
         lambda setting: asked.append(setting) or rows.get(setting),
         confirm,
     )
@@ -137,7 +137,7 @@ def test_what_the_compiler_or_the_configuration_does_not_allow_is_passed_over():
 
     def confirm(row):
         peak = 60 if row.setting.stage == 3 else 90
-        return replace(row, compiled=Compiled(peak * GB, 0, Wire({}, {}), 0.5, FAST))
+        return replace(row, compiled=Compiled(peak * GB, 0, LinkTraffic({}, {}), 0.5, FAST))
 
     chosen, _ = search(rows, confirm=confirm)
     assert chosen is not None
@@ -147,7 +147,7 @@ def test_what_the_compiler_or_the_configuration_does_not_allow_is_passed_over():
 
 def test_the_compiler_is_asked_where_the_closed_form_may_be_too_high():
     rows = {setting: row(setting, 100) for setting in every()} | {BASE: row(BASE, 90)}
-    confirm = lambda row: replace(row, compiled=Compiled(70 * GB, 0, Wire({}, {}), 0.5, FAST))
+    confirm = lambda row: replace(row, compiled=Compiled(70 * GB, 0, LinkTraffic({}, {}), 0.5, FAST))
     assert search(rows)[0] is None
     chosen, _ = search(rows, confirm=confirm)
     assert chosen is not None

@@ -19,9 +19,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from jzero.sharding.trees import TrainState, split  # noqa: E402
+from jzero.sharding.trees import split  # noqa: E402
 from jzero.zero.build import Functional  # noqa: E402
 from jzero.zero.grad_stats import GradStats  # noqa: E402
+from jzero.zero.state import TrainState  # noqa: E402
 from jzero.zero.update import update_from_host, update_on_devices  # noqa: E402
 
 

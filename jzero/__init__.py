@@ -5,6 +5,7 @@ from jzero.base.quiet import quiet_start
 quiet_start()
 
 from jzero import plan  # noqa: E402
+from jzero.base.version import VERSION  # noqa: E402
 from jzero.checkpoint import Checkpoints  # noqa: E402
 from jzero.config import Config  # noqa: E402
 from jzero.engine import Engine, initialize  # noqa: E402
@@ -22,10 +23,10 @@ from jzero.flax.model import Mean  # noqa: E402
 from jzero.flax.rematerialise import remat  # noqa: E402
 from jzero.launch import initialize_from_environment  # noqa: E402
 from jzero.sharding.mesh import make_mesh, simulate_devices  # noqa: E402
-from jzero.sharding.trees import TrainState  # noqa: E402
 from jzero.zero.build import Functional, functional  # noqa: E402
+from jzero.zero.state import TrainState  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "BatchError",
     "CheckpointError",

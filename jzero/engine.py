@@ -30,11 +30,12 @@ from jzero.offload.nvme.nvme_state import NvmeState
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import DATA_AXES, mesh_for, n_data_shards
 from jzero.sharding.placement import path_name
-from jzero.sharding.trees import TrainState, is_placement, split, unpad
+from jzero.sharding.trees import is_placement, split, unpad
 from jzero.zero import checkpointing as train_state
 from jzero.zero.build import Functional, Trainable, adapted, functional, model_width
 from jzero.zero.grad_stats import why_skipped
 from jzero.zero.stages import StagePlan
+from jzero.zero.state import TrainState
 
 
 def initialize(

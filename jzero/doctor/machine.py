@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from jzero import __version__
+from jzero.base.version import VERSION
 from jzero.offload.host_budget import free_memory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -98,7 +98,7 @@ def _backend() -> tuple[str, tuple[str, ...]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"jzero": __version__}
+    found = {"jzero": VERSION}
     for name in (*PACKAGES, *PLUGINS):
         try:
             found[name] = metadata.version(name)

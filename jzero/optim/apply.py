@@ -3,9 +3,8 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
-
-from jzero.zero.precision import widened
 
 
 def apply_optimizer(
@@ -37,3 +36,15 @@ def apply_optimizer(
         new_params = optax.apply_updates(wide, updates)
     as_before = lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype)
     return jax.tree.map(as_before, new_params, params), jax.tree.map(as_before, new_state, state)
+
+
+def widened(tree: Any) -> Any:
+    """Floating leaves of fewer than 32 bits in fp32, to compute with; all others as they are.
+
+    Example:
+        >>> half, whole = widened([jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int8)])
+        >>> half.dtype.name, whole.dtype.name
+        ('float32', 'int8')
+    """
+    narrow = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if narrow(x) else x, tree)

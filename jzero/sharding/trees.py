@@ -1,9 +1,8 @@
-"""The state that lasts between steps, and how it lies over the mesh.
+"""Pytrees of placements and what is done with them: split, pad, place an optimizer's state, name shardings.
 
 Arrays are stored in their padded shape (see `jzero.sharding.placement`); the optimizer and the user see true shapes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,31 +10,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.sharding import host_memory as memory
 from jzero.sharding.placement import Placement
-from jzero.zero.loss_scale import LossScaleState
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """Everything a run needs to continue.
-
-    Attributes:
-        params: the master parameters, fp32 in mixed precision, sharded from stage 1 on; frozen ones included.
-        opt_state: the optimizer's state for the trainable parameters, sharded like them.
-        model_state: what else the model carries, such as BatchNorm statistics; replicated.
-        loss_scale: the loss scaler.
-        step: `int32[]`, training steps taken, skipped ones included.
-        applied_steps: `int32[]`, steps that changed the parameters; it drives the learning-rate schedule.
-        rng: `uint32[...]`, the key from which each step derives its random streams.
-    """
-
-    params: Any
-    opt_state: Any
-    model_state: Any
-    loss_scale: LossScaleState
-    step: jax.Array
-    applied_steps: jax.Array
-    rng: jax.Array
 
 
 def is_placement(x: Any) -> bool:

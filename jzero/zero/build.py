@@ -30,21 +30,12 @@ from jzero.optim import build_optimizer
 from jzero.sharding.host_memory import sharding
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, platform, shard_over_data
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, path_name, place_all
-from jzero.sharding.trees import (
-    TrainState,
-    is_placement,
-    owners,
-    pad,
-    place_like_params,
-    replicated,
-    shardings,
-    split,
-    stored,
-)
+from jzero.sharding.trees import is_placement, owners, pad, place_like_params, replicated, shardings, split, stored
 from jzero.zero.loss_scale import init_loss_scale
 from jzero.zero.precision import Precision, precision
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
+from jzero.zero.state import TrainState
 from jzero.zero.step import eval_step, train_step
 from jzero.zero.xla_options import compiler_options
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 
-import jzero
+from jzero.base.version import VERSION
 from jzero.checkpoint.run.loading import PathLike, load, read_header
 from jzero.checkpoint.run.selection import Selection
 from jzero.sharding.placement import path_name
-from jzero.sharding.trees import TrainState, is_placement, replicated
+from jzero.sharding.trees import is_placement, replicated
 from jzero.zero.build import Functional
 from jzero.zero.loss_scale import init_loss_scale
+from jzero.zero.state import TrainState
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy")
 
@@ -46,7 +47,7 @@ def describe(fns: Functional, state: TrainState, extra: Mapping[str, Any]) -> di
             "processes": jax.process_count(),
             "divided": {path_name(path): place.dim for path, place in placements if place.dim is not None},
         },
-        "versions": {"jzero": jzero.__version__, **_versions()},
+        "versions": {"jzero": VERSION, **_versions()},
         "extra": dict(extra),
     }
 

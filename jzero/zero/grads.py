@@ -11,13 +11,13 @@ from jzero.errors import ConfigError
 from jzero.flax.model import Mean, Outcome
 from jzero.gather import Limits, gather_at_use
 from jzero.offload.host.stream import update_in_pieces
+from jzero.optim.apply import widened
 from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf, sum_leaves
 from jzero.sharding.host_memory import is_on_host, to_device, to_host
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement, join, split
 from jzero.zero.grad_stats import all_finite, first, measure_grads
-from jzero.zero.precision import widened
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
 
@@ -43,9 +43,9 @@ def sharded_grads(spec: StepSpec) -> Callable:
     summed = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
 
     def local(params_sharded, model_state, batch, key_data, scale):
-        param_dtype = fetched(spec, params_sharded)
-        params_sharded = spec.precision.grad_params(_grad_params(spec, param_dtype))
-        params, apply = compute_params(spec, params_sharded, param_dtype, train=True)
+        stored = fetched(spec, params_sharded)
+        params_sharded = spec.precision.grad_params(_grad_params(spec, stored))
+        params, apply = compute_params(spec, params_sharded, stored, train=True)
         trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
@@ -97,13 +97,13 @@ def sharded_grads(spec: StepSpec) -> Callable:
     return shard_over_data(local, spec.mesh, (spec.specs, P(), P(None, DATA_AXES), P(), P()), (specs, *[P()] * 6))
 
 
-def compute_params(spec: StepSpec, params_sharded: Any, param_dtype: Any, *, train: bool) -> tuple[Any, Callable]:
+def compute_params(spec: StepSpec, params_sharded: Any, stored: Any, *, train: bool) -> tuple[Any, Callable]:
     """The parameters that enter the loss, and the loss that takes them, as the stage has it.
 
     Args:
         spec: everything fixed.
         params_sharded: what gradients are taken of.
-        param_dtype: the same as it lasts on the devices.
+        stored: the same as it lasts on the devices.
         train: whether this is a training step.
     """
 
@@ -134,7 +134,7 @@ def compute_params(spec: StepSpec, params_sharded: Any, param_dtype: Any, *, tra
             ),
             spec.placements,
             _moved(spec),
-            param_dtype,
+            stored,
             casts,
             is_leaf=is_placement,
         )

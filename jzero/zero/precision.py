@@ -97,18 +97,6 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def widened(tree: Any) -> Any:
-    """Floating leaves of fewer than 32 bits in fp32, to compute with; all others as they are.
-
-    Example:
-        >>> half, whole = widened([jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.int8)])
-        >>> half.dtype.name, whole.dtype.name
-        ('float32', 'int8')
-    """
-    narrow = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    return jax.tree.map(lambda x: x.astype(jnp.float32) if narrow(x) else x, tree)
-
-
 def precision(config: Config) -> Precision:
     """Reads the dtypes from the keys `fp16`, `bf16`, `data_types`, `communication_data_type` and `jzero.keep_fp32`.
 

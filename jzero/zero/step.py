@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
-from jzero.sharding.trees import TrainState, join, split
+from jzero.sharding.trees import join, split
 from jzero.zero.grads import averages_of, compute_params, fetched, sharded_grads
 from jzero.zero.loss_scale import skipped_share, update_loss_scale
 from jzero.zero.spec import StepSpec
+from jzero.zero.state import TrainState
 from jzero.zero.update import keep, update_beside_files, update_from_host, update_on_devices
 
 

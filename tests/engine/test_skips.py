@@ -35,7 +35,7 @@ class Counting(nnx.Module):
         return y
 
 
-def param_dtype(engine):
+def lasting(engine):
     state = engine.state
     return host((state.params, state.opt_state, state.model_state, state.applied_steps))
 
@@ -51,7 +51,7 @@ def test_a_bad_step_leaves_everything_as_it_was(stage, precision):
     sections = {**PRECISIONS[precision], "scheduler": scheduler, "gradient_clipping": 1.0}
     engine = build(stage, GOOD, model=Counting, sections=sections)
     engine.train_batch(GOOD)
-    before = param_dtype(engine)
+    before = lasting(engine)
     assert before[2]["calls"] == before[3] == 1
     rates = []
     for i, batch in enumerate((BAD, HUGE)):
@@ -62,7 +62,7 @@ def test_a_bad_step_leaves_everything_as_it_was(stage, precision):
         assert engine.why_skipped(metrics) == named + str(float(metrics["loss"]))
         assert (int(metrics["skipped_steps"]), int(metrics["applied_steps"])) == (i + 1, 1)
         rates.append(float(metrics["learning_rate"]))
-        assert_same(param_dtype(engine), before)
+        assert_same(lasting(engine), before)
         assert int(engine.state.step) == i + 2
     scales = {"fp16": 64.0}
     assert float(engine.state.loss_scale.scale) == scales.get(precision, 1.0)
@@ -77,14 +77,14 @@ def test_a_bad_step_leaves_everything_as_it_was(stage, precision):
         spared = build(stage, GOOD, model=Counting, sections=sections)
         for batch in (GOOD, ALSO_GOOD, GOOD):
             spared.train_batch(batch)
-        assert_same(param_dtype(engine), param_dtype(spared))
+        assert_same(lasting(engine), lasting(spared))
 
 
 def test_one_bad_micro_batch_spoils_the_step():
     engine = build(2, GOOD, model=Counting, accumulation=2)
-    before = param_dtype(engine)
+    before = lasting(engine)
     assert bool(engine.train_batch(BAD)["overflow"])
-    assert_same(param_dtype(engine), before)
+    assert_same(lasting(engine), before)
 
 
 class Roots(nnx.Module):

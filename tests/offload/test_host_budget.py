@@ -8,7 +8,8 @@ from jzero.errors import ConfigError
 from jzero.offload import host_budget as b
 from jzero.sharding.mesh import make_mesh
 from jzero.sharding.placement import place
-from jzero.sharding.trees import TrainState, stored
+from jzero.sharding.trees import stored
+from jzero.zero.state import TrainState
 
 SHAPE = (1024, 512)
 PARAMS = 1024 * 512

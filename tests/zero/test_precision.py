@@ -33,8 +33,8 @@ def test_the_table(name):
     params = {"i": jnp.ones(1, jnp.int32), "f": jnp.ones(1, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
     cast = () if name == "fp32" else (jnp.dtype(DTYPES[name]),)
     assert dtypes.casts(params) == {"i": (), "f": cast, "b": cast}
-    param_dtype = {k: x.dtype for k, x in dtypes.master_params(params).items()}
-    assert param_dtype == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
+    stored = {k: x.dtype for k, x in dtypes.master_params(params).items()}
+    assert stored == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
 
 
 @pytest.mark.parametrize(("wire", "dtype"), [*DTYPES.items(), ("bfp16", jnp.bfloat16)])

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jzero
 from jzero import models
+from jzero.base.version import VERSION
 from jzero.checkpoint.convert.exporting import dotted
 from jzero.checkpoint.format import safetensors
 from jzero.checkpoint.format.header import Leaf
@@ -64,7 +64,7 @@ def import_weights(
     read = _reader(weights, entries, {dotted(name): x for name, x in wanted.items()}, rules)
     cpu = jax.local_devices(backend="cpu")[0]
     leaves = {name: jax.device_put(read(dotted(name)), cpu) for name in wanted}
-    metadata = {"step": 0, "n_params": _n_params(wanted), "versions": {"jzero": jzero.__version__}}
+    metadata = {"step": 0, "n_params": _n_params(wanted), "versions": {"jzero": VERSION}}
     metadata["extra"] = {"model": chosen, "weights": str(weights)}
     save(out, leaves, metadata).wait()
     return metadata["n_params"]

@@ -18,11 +18,10 @@ from jzero.errors import ConfigError
 from jzero.jaxpr import compat
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
 from jzero.offload.host.stream import serialize_after, update_in_pieces
-from jzero.optim.apply import apply_optimizer
+from jzero.optim.apply import apply_optimizer, widened
 from jzero.sharding.host_memory import to_device, to_host
 from jzero.sharding.mesh import shard_over_data
 from jzero.sharding.placement import Placement
-from jzero.zero.precision import widened
 
 IN_FLIGHT = 2
 """Parameters whose copies may be under way at once."""

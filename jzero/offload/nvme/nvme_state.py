@@ -24,10 +24,11 @@ from jzero.offload.nvme.groups import Shard
 from jzero.offload.nvme.kinds import sort_kinds
 from jzero.offload.nvme.pieces import Pieces
 from jzero.offload.nvme.store import Store, lay_out
+from jzero.optim.apply import widened
 from jzero.sharding.host_memory import PINNED_HOST
-from jzero.sharding.trees import TrainState, split
+from jzero.sharding.trees import split
 from jzero.zero.build import Functional
-from jzero.zero.precision import widened
+from jzero.zero.state import TrainState
 
 GROUP_ELEMENTS = 2**21
 """The most elements that are updated at once, whatever `sub_group_size` allows: what a processor's cache likes best."""

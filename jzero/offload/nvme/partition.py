@@ -9,7 +9,8 @@ import jax
 
 from jzero.offload.host.update import Plan
 from jzero.sharding.placement import Placement
-from jzero.sharding.trees import TrainState, split
+from jzero.sharding.trees import split
+from jzero.zero.state import TrainState
 
 
 class DeferredUpdate(NamedTuple):

@@ -123,7 +123,7 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
     allocated, shared = 0, []
     entry = module.computations[module.entry].instructions
     arguments = {line.literal: line for line in entry.values() if is_argument(line)}
-    param_dtype: Counter[str] = Counter()
+    lasting: Counter[str] = Counter()
     n_lasting: Counter[str] = Counter()
     for size, what, arrays in _allocations(buffers):
         if "thread-local" in what or _on_host(what):
@@ -134,7 +134,7 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
             continue
         number = re.search(r"parameter (\d+)", what)
         part = argument_part(arguments[number[1]]) if number else "rest"
-        param_dtype[part] += size
+        lasting[part] += size
         n_lasting[part] += 1
     owner = owners(module)
     op_names = {i.name: i.op_name for c in module.computations.values() for i in c.instructions.values()}
@@ -144,10 +144,10 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
         if size and place in alive
     ]
     use = _union(values, n_moments)
-    for part, n_bytes in param_dtype.items():
+    for part, n_bytes in lasting.items():
         use[part] += n_bytes
     at = int(np.sum(list(use.values()), axis=0).argmax())
-    holders = [Holder(part, "", "", n_lasting[part], n_bytes) for part, n_bytes in param_dtype.items()]
+    holders = [Holder(part, "", "", n_lasting[part], n_bytes) for part, n_bytes in lasting.items()]
     holders += _holders([v for v in values if v.first <= at <= v.last])
     holders.sort(key=lambda holder: holder.n_bytes, reverse=True)
     return MemoryUse(use, tuple(holders), _phases(moments, op_names), allocated)

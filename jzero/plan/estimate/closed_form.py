@@ -85,14 +85,14 @@ class ClosedForm:
     memory_use: MemoryUse = field(repr=False)
 
     @property
-    def param_dtype(self) -> int:
+    def lasting(self) -> int:
         """What every step is given: parameters, optimizer state and batch; `Program.memory.argument`."""
         return self.parameters + self.optimizer_state + self.batch
 
     @property
     def peak(self) -> int:
         """The most that is alive at once; `Program.memory.peak`."""
-        return self.param_dtype + self.gradients + self.gathered_weights + self.activations + self.rest
+        return self.lasting + self.gradients + self.gathered_weights + self.activations + self.rest
 
     @property
     def wire(self) -> Mapping[str, int]:
@@ -102,7 +102,7 @@ class ClosedForm:
     def to_json(self) -> str:
         """All of it as a JSON object."""
         sent = [s._asdict() for s in self.sent]
-        totals = {"wire": self.wire, "lasting": self.param_dtype, "peak": self.peak}
+        totals = {"wire": self.wire, "lasting": self.lasting, "peak": self.peak}
         fields = {name: value for name, value in vars(self).items() if name not in ("work", "memory_use")}
         return json.dumps({**fields, "sent": sent, **totals})
 

@@ -155,8 +155,8 @@ def _zero3(n_params: int, largest: int, gpus_per_node: int, nodes: int, factor: 
     def option(optimizer: bool, param: bool, zero_init: bool) -> DeepSpeedOption:
         divided = _ON_GPU if param else 16 if optimizer else 0  # bytes a parameter that nodes share in host memory
         while_made = 4 * (largest if zero_init and not optimizer else n_params) * gpus_per_node
-        param_dtype = divided * n_params / nodes
-        host = param_dtype if zero_init and optimizer else max(while_made, param_dtype)
+        lasting = divided * n_params / nodes
+        host = lasting if zero_init and optimizer else max(while_made, lasting)
         on_gpu = 0 if param else 2 if optimizer else _ON_GPU
         return DeepSpeedOption(optimizer, param, zero_init, int(host * factor), layer + int(on_gpu * n_params / n_gpus))
 

@@ -8,7 +8,7 @@ from jzero import plan  # noqa: E402
 from jzero.base.version import VERSION  # noqa: E402
 from jzero.checkpoint import Checkpoints  # noqa: E402
 from jzero.config import Config  # noqa: E402
-from jzero.engine import Engine, initialize  # noqa: E402
+from jzero.engine import Engine  # noqa: E402
 from jzero.errors import (  # noqa: E402
     BatchError,
     CheckpointError,
@@ -23,7 +23,8 @@ from jzero.flax.model import Mean  # noqa: E402
 from jzero.flax.rematerialise import remat  # noqa: E402
 from jzero.launch import initialize_from_environment  # noqa: E402
 from jzero.sharding.mesh import make_mesh, simulate_devices  # noqa: E402
-from jzero.zero.build import Functional, functional  # noqa: E402
+from jzero.start import functional, initialize  # noqa: E402
+from jzero.zero.build import Functional  # noqa: E402
 from jzero.zero.state import TrainState  # noqa: E402
 
 __version__ = VERSION

@@ -30,7 +30,7 @@ class Optimizer(NamedTuple):
     """
 
     transformation: optax.GradientTransformation
-    learning_rate: optax.Schedule
+    learning_rate: optax.Schedule | None
     momentum: optax.Schedule | None = None
 
 

@@ -23,12 +23,13 @@ from jzero import models
 from jzero.checkpoint import Checkpoints
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
-from jzero.engine import Engine, initialize
+from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
 from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.start import initialize
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
 from jzero.train.interrupts import Interrupts, interrupts
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers

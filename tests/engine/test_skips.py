@@ -8,7 +8,7 @@ from flax import nnx
 
 from jzero.errors import LossScaleError, SkippedStepsError
 from jzero.jaxpr import compat
-from jzero.zero.update import _kept_early
+from jzero.offload.on_devices import _kept_early
 from tests.helpers import batches, build, host, squared_error
 
 WIDTH = 1032  # so that a kernel of 16 rows is large enough to be divided at every stage

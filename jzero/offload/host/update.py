@@ -135,7 +135,7 @@ def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Any, opt_st
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateStep:
     """What an update needs to know of the step around it.
 
     Attributes:
@@ -152,7 +152,7 @@ class Step:
 
 
 def run_update(
-    plan: Plan, operands: Sequence[jax.Array], placements: Sequence[Placement], mesh: Mesh, step: Step
+    plan: Plan, operands: Sequence[jax.Array], placements: Sequence[Placement], mesh: Mesh, step: UpdateStep
 ) -> list[jax.Array]:
     """Runs an update.
 
@@ -192,7 +192,9 @@ def run_update(
     return [results[j] for j in range(len(results))]
 
 
-def run_rest(plan: Plan, operands: Sequence[Any], placements: Sequence[Placement], step: Step) -> dict[int, jax.Array]:
+def run_rest(
+    plan: Plan, operands: Sequence[Any], placements: Sequence[Placement], step: UpdateStep
+) -> dict[int, jax.Array]:
     """Runs the part of an update that is on the devices; see `run_update`.
 
     Returns:
@@ -207,7 +209,7 @@ def _whole(
     part: tuple[Any, Sequence[int], Sequence[int]],
     at: Mapping[int, jax.Array],
     placements: Sequence[Placement],
-    step: Step,
+    step: UpdateStep,
 ) -> list[jax.Array]:
     """Runs a part of an update, (program, what it reads, its outputs), on whole parameters on the devices."""
     program, reads, outputs = part
@@ -218,7 +220,9 @@ def _whole(
     return [step.keep(placements[i].pad(x), at[i], step.scalars) for i, x in zip(olds, new, strict=True)]
 
 
-def _in_pieces(leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: Step, n_params: int) -> dict[int, jax.Array]:
+def _in_pieces(
+    leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: UpdateStep, n_params: int
+) -> dict[int, jax.Array]:
     """Updates the device's own parts of parameters, inside `shard_map`."""
     done: list[list[jax.Array]] = []
     for leaf in leaves:

@@ -18,7 +18,8 @@ from jzero.plan.compiled.program import Program, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.garbage import collection_put_off
 from jzero.sharding.mesh import mesh_for, n_data_shards
-from jzero.zero.build import Trainable, adapted, functional, model_width
+from jzero.zero.build import build_functional
+from jzero.zero.shapes import Trainable, adapted, model_width
 
 
 def compile_step(
@@ -70,7 +71,7 @@ def _lowered(
 ) -> jax.stages.Lowered:
     """The traced step, as the compiler takes it."""
     model = adapted(model, loss_fn, config)
-    fns = functional(
+    fns = build_functional(
         model=model,
         loss_fn=loss_fn,
         config=config.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch)),
@@ -78,7 +79,7 @@ def _lowered(
         mesh=mesh,
         **options,
     )
-    return fns.step.lower(fns.state, fns.batch)
+    return fns.program.lower(fns.state, fns.batch)
 
 
 def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:

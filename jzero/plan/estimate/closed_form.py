@@ -29,17 +29,16 @@ from rich.table import Table
 from jzero.base.units import format_bytes
 from jzero.config import Config
 from jzero.errors import ConfigError
+from jzero.explain.paper import paper_terms
 from jzero.jaxpr import compat
-from jzero.offload.host.update import IN_FLIGHT
 from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
 from jzero.sharding.mesh import AXES, platform
 from jzero.sharding.trees import is_placement
-from jzero.zero.build import Functional, Trainable, functional
-from jzero.zero.spec import StepSpec
-from jzero.zero.stages import Gather, StagePlan
+from jzero.zero.build import Functional, build_functional
+from jzero.zero.shapes import Trainable
 from jzero.zero.step import train_step
 
 
@@ -187,7 +186,7 @@ def abstract_functional(
     if n_gpus < 1 or n_gpus % group:
         raise ConfigError(f"n_gpus is {n_gpus}, which is no multiple of the {group} that share the state.")
     mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return functional(
+    return build_functional(
         model=model,
         loss_fn=loss_fn,
         config=loaded.resolve(world=n_gpus),
@@ -214,7 +213,7 @@ def closed_form(functional: Functional) -> ClosedForm:
     parameters, optimizer_state = _bytes_each(state.params), _bytes_each(state.opt_state)
     everything = _bytes_each(state) + _bytes_each(functional.batch)
     work = _work(program, functional, spec.mesh.shape)
-    rest = _streamed(spec)
+    rest = spec.offload.streamed_bytes()
     return ClosedForm(
         parameters=parameters,
         optimizer_state=optimizer_state,
@@ -225,7 +224,7 @@ def closed_form(functional: Functional) -> ClosedForm:
         rest=most.n_bytes[CONSTANTS] + rest,
         host=most.host_bytes + _bytes_each(state, on_host=True),
         sent=_sent(work),
-        paper=_paper(spec.plan, functional.placements.params, spec.mesh.shape["shard"]),
+        paper=_paper(functional),
         work=work,
         memory_use=_memory_use(most, parameters, optimizer_state, everything - parameters - optimizer_state + rest),
     )
@@ -268,20 +267,6 @@ def _bytes_each(tree: Any, *, on_host: bool = False) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in here)
 
 
-def _streamed(spec: StepSpec) -> int:
-    """Of the state that passes through from host memory, what is under way at once: gradients, moments, parameters."""
-    if spec.update_plan is None:
-        return 0
-    most, in_one_memory = 0, platform(spec.mesh) == "cpu"
-    for leaf in spec.update_plan.leaves:
-        shard = math.prod(leaf.placement.shard_shape)
-        if in_one_memory and shard <= spec.offload_plan.piece_elements:
-            continue  # updated where it lies
-        n_elements = min(shard, spec.offload_plan.piece_elements) if leaf.in_pieces else shard
-        most = max(most, 4 * n_elements * len(leaf.inputs))
-    return IN_FLIGHT * most
-
-
 def _sent(work: Work) -> tuple[Sent, ...]:
     """What one device sends in a step."""
     sent: Counter[tuple[str, tuple[str, ...]]] = Counter()
@@ -291,16 +276,8 @@ def _sent(work: Work) -> tuple[Sent, ...]:
     return tuple(Sent(*key, n_bytes) for key, n_bytes in sent.items())
 
 
-def _paper(plan: StagePlan, placements: Any, n_shards: int) -> dict[str, float]:
-    """Two bytes each for a parameter and its gradient, four for its master copy, eight for Adam's moments."""
-    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(placements, is_leaf=is_placement))
-    state, gradients, weights = (
-        n_params / (n_shards if divided else 1)
-        for divided in (plan.shards_state, plan.scatters_at_use, plan.gather is Gather.AT_USE)
-    )
-    return {
-        "parameters": 4 * state,
-        "optimizer_state": 8 * state,
-        "gradients": 2 * gradients,
-        "gathered_weights": 2 * weights,
-    }
+def _paper(functional: Functional) -> dict[str, float]:
+    """The paper's formula, by part."""
+    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement))
+    terms = paper_terms(functional.spec.plan, functional.spec.mesh.shape["shard"])
+    return {part: term.n_bytes(n_params) for part, term in terms._asdict().items()}

@@ -29,7 +29,7 @@ from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable
 from jzero.sharding.mesh import n_data_shards
-from jzero.zero.build import Trainable
+from jzero.zero.shapes import Trainable
 
 _TOTAL, _MICRO, _ACCUMULATION = NAMES
 _STAND_IN = "h100-80g"

@@ -15,7 +15,7 @@ from jzero.plan.search.recommend import Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, changes, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable
-from jzero.zero.build import Trainable
+from jzero.zero.shapes import Trainable
 
 Compile = Literal["nothing", "recommended", "all"]
 

@@ -20,7 +20,7 @@ from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
 from jzero.plan.search.setting import Setting, with_setting
-from jzero.zero.build import Trainable, adapted, model_width
+from jzero.zero.shapes import Trainable, adapted, model_width
 
 
 @dataclass(frozen=True)

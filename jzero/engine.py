@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
-from jzero.config import Config
+from jzero.config import Config, ResolvedConfig
 from jzero.errors import (
     BatchError,
     ConfigError,
@@ -146,7 +146,7 @@ class Engine:
         self._stopped: JzeroError | None = None
 
     @property
-    def config(self) -> Config:
+    def config(self) -> ResolvedConfig:
         """The resolved configuration."""
         return self.functional.spec.config
 
@@ -419,7 +419,7 @@ def _like_model(params: Any, placements: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
 
 
-def _agree_over_processes(config: Config, seed: int) -> None:
+def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:
     """Refuses processes that were started with different settings: they would hang or silently diverge."""
     if jax.process_count() == 1:
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS
 from jzero.sharding.trees import is_placement
 from jzero.zero.stages import StagePlan
@@ -41,7 +41,9 @@ class OffloadPlan:
         return any(jax.tree.leaves(self.on_host))
 
 
-def offload_plan(config: Config, plan: StagePlan, placements: Any, trainable: Any, piece_elements: int) -> OffloadPlan:
+def offload_plan(
+    config: ResolvedConfig, plan: StagePlan, placements: Any, trainable: Any, piece_elements: int
+) -> OffloadPlan:
     """Decides where each parameter lives.
 
     Args:

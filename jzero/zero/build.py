@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jzero.config import Config
+from jzero.config import Config, ResolvedConfig
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.errors import BatchError, ConfigError, ModelError
 from jzero.flax.model import Model, adapt
@@ -81,7 +81,7 @@ def functional(
     *,
     model: Any,
     loss_fn: Callable,
-    config: Config,
+    config: ResolvedConfig,
     sample_batch: Any,
     mesh: Mesh,
     optimizer: optax.GradientTransformation | None = None,
@@ -264,7 +264,7 @@ def model_width(model: Model, sample_batch: Any) -> int | None:
     return hidden_size_of(x.shape for x in jax.tree.leaves(params))
 
 
-def _batch_shapes(sample_batch: Any, config: Config, mesh: Mesh) -> Any:
+def _batch_shapes(sample_batch: Any, config: ResolvedConfig, mesh: Mesh) -> Any:
     """`[train_batch_size, ...]` -> abstract `[accumulation, micro-batch, ...]`, sharded on the second dimension."""
     n_micro, total = config.gradient_accumulation_steps, config.train_batch_size
     if not jax.tree.leaves(sample_batch):

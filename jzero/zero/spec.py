@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.flax.model import Model
 from jzero.offload.host.update import Plan as UpdatePlan
 from jzero.offload.offload_plan import OffloadPlan
@@ -41,7 +41,7 @@ class StepSpec:
     """
 
     model: Model
-    config: Config
+    config: ResolvedConfig
     plan: StagePlan
     precision: Precision
     mesh: Mesh

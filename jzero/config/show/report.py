@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from jzero.config.config import Config
 from jzero.config.resolve.batch import NAMES
+from jzero.config.schema.notes import unread
 from jzero.config.schema.scalars import is_auto
 from jzero.config.schema.section import Section, at
 from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
-from jzero.config.show.notes import unread
 
 
 class Line(NamedTuple):

@@ -1,7 +1,6 @@
 """Apex's `amp` and torch's `torch_autocast`: other ways to ask for 16-bit compute, read as `fp16` and `bf16`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jzero.base.types import Json
 from jzero.config.schema.scalars import shown
@@ -69,5 +68,5 @@ def _apex_scaler(amp: Mapping[str, Json]) -> dict[str, Json]:
     return {"loss_scale_window": 2000, "hysteresis": 1, **static, **floor}
 
 
-def _is_on(section: Any) -> bool:
+def _is_on(section: Json) -> bool:
     return isinstance(section, Mapping) and section.get("enabled") in (True, "true", "True")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainValidator
 
@@ -54,4 +54,4 @@ def _groups(value: Json) -> tuple[ParamGroup, ...]:
     return tuple(groups)
 
 
-ParamGroups = Annotated[tuple[Any, ...], PlainValidator(_groups)]
+ParamGroups = Annotated[tuple[ParamGroup, ...], PlainValidator(_groups)]

@@ -9,7 +9,7 @@ import json
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -70,7 +70,7 @@ class Mapped(NamedTuple):
     key: str
     value: Json
     written: str
-    written_value: Any
+    written_value: Json
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Trace:
     problems: list[str] = field(default_factory=list, compare=False)
 
 
-def sections_of(annotation: Any) -> list[type[Section]]:
+def sections_of(annotation: object) -> list[type[Section]]:
     """The section types named by a field's annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
@@ -189,7 +189,9 @@ def _without_blanks(cls: type[Section], data: Mapping[str, Json], path: str, tra
     return cleaned
 
 
-def _inner(cls: type[Section], name: str, value: Json, path: str, data: Json, trace: Trace, root: type[Section]) -> Any:
+def _inner(
+    cls: type[Section], name: str, value: Json, path: str, data: Json, trace: Trace, root: type[Section]
+) -> Json:
     """A value, or the section it describes."""
     inner = cls.subsection(name, data)
     if inner is None:

@@ -1,7 +1,7 @@
 """`scheduler.params` of torch's schedules, which DeepSpeed takes too; `jzero.schedules.torch` has the formulas."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainValidator
 
@@ -23,7 +23,7 @@ from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused
 
 
-def _counts(value: Json) -> Any:
+def _counts(value: Json) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list of whole numbers, got {shown(value)}")
     return tuple(sorted(whole(0).func(v) for v in value))  # type: ignore[call-arg]

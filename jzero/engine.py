@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
 from jzero.base.types import PyTree
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.errors import (
     BatchError,
     JzeroError,
@@ -48,7 +48,7 @@ class Engine:
         self._stopped: JzeroError | None = None
 
     @property
-    def config(self) -> Config:
+    def config(self) -> ResolvedConfig:
         """The resolved configuration."""
         return self.functional.spec.config
 

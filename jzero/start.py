@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jzero.base.types import Batch, LossFn, Mask, Params, Placements
-from jzero.config import Config
+from jzero.config import Config, ResolvedConfig
 from jzero.engine import Engine
 from jzero.errors import ConfigError, ModelError
 from jzero.offload.host_budget import check_host_memory
@@ -181,7 +181,7 @@ def _like_model(params: Params, placements: Placements) -> Params:
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
 
 
-def _agree_over_processes(config: Config, seed: int) -> None:
+def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:
     """Refuses processes that were started with different settings: they would hang or silently diverge."""
     if jax.process_count() == 1:
         return

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jzero.base.remat_policies import JAX_POLICIES
+
 _BLOCK_INPUT = "jzero block input"
 
 OFFLOAD: Callable = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -18,20 +20,10 @@ OFFLOAD: Callable = jax.checkpoint_policies.save_and_offload_only_these_names(
 """Keeps nothing but a block's inputs, and those in host memory; `named_inputs` says which values they are."""
 
 POLICIES: dict[str, Callable | None] = {
-    **{
-        name: getattr(jax.checkpoint_policies, name)
-        for name in (
-            "nothing_saveable",
-            "everything_saveable",
-            "dots_saveable",
-            "checkpoint_dots",
-            "dots_with_no_batch_dims_saveable",
-            "checkpoint_dots_with_no_batch_dims",
-        )
-    },
+    **{name: getattr(jax.checkpoint_policies, name) for name in JAX_POLICIES},
     "offload": OFFLOAD,
 }
-"""Those of `jax.checkpoint_policies` that take no arguments, and `offload`."""
+"""What each of `jzero.base.remat_policies.REMAT_POLICIES` is."""
 
 
 def named_inputs(values: Sequence[Any]) -> list[Any]:

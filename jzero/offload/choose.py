@@ -4,7 +4,7 @@ import jax
 import optax
 
 from jzero.base.types import OptState, Params
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.config.schema.sections import Aio
 from jzero.offload.host.in_host_memory import InHostMemory
 from jzero.offload.host.stream import largest_piece
@@ -19,7 +19,7 @@ from jzero.sharding.trees import is_placement, owners, split
 
 
 def offload_for(
-    config: Config, fixed: OptimizerLayout, trained: Params, opt_state: OptState, *, persists_small_leaves: bool
+    config: ResolvedConfig, fixed: OptimizerLayout, trained: Params, opt_state: OptState, *, persists_small_leaves: bool
 ) -> Offload:
     """Chooses where the state lies.
 

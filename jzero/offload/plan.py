@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from jzero.base.types import Mask, Placements
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS
 from jzero.sharding.trees import is_placement
 
@@ -41,7 +41,7 @@ class OffloadPlan:
 
 
 def plan_offload(
-    config: Config, placements: Placements, trainable: Mask, piece_elements: int, *, persists_small_leaves: bool
+    config: ResolvedConfig, placements: Placements, trainable: Mask, piece_elements: int, *, persists_small_leaves: bool
 ) -> OffloadPlan:
     """Decides where each parameter lives.
 

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from jzero.base.types import Batch, LossFn, Mask, Metrics, Params
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError, OffloadError
 from jzero.offload.choose import offload_for
 from jzero.offload.host_budget import Budget
@@ -113,7 +113,7 @@ def build_functional(
     *,
     model: object,
     loss_fn: LossFn,
-    config: Config,
+    config: ResolvedConfig,
     sample_batch: Batch,
     mesh: Mesh,
     optimizer: optax.GradientTransformation | None = None,
@@ -201,7 +201,7 @@ def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int,
     )
 
 
-def _check_mesh(config: Config, mesh: Mesh) -> None:
+def _check_mesh(config: ResolvedConfig, mesh: Mesh) -> None:
     group = config.zero_optimization.shard_group
     if group is not None and group != mesh.shape["shard"]:
         raise ConfigError(
@@ -210,7 +210,7 @@ def _check_mesh(config: Config, mesh: Mesh) -> None:
         )
 
 
-def _placements(config: Config, mesh: Mesh, params: Params, scanned: Mapping[int, frozenset[int]]) -> Any:
+def _placements(config: ResolvedConfig, mesh: Mesh, params: Params, scanned: Mapping[int, frozenset[int]]) -> Any:
     """Which dimension of each parameter is sharded, as the stage has it."""
     zero = config.zero_optimization
     plan = stage_plan(zero.stage)
@@ -224,7 +224,7 @@ def _placements(config: Config, mesh: Mesh, params: Params, scanned: Mapping[int
 
 
 def _optimizer(
-    config: Config,
+    config: ResolvedConfig,
     given: optax.GradientTransformation | None,
     schedule: optax.Schedule | None,
     parameters: Mapping[str, frozenset[int]],

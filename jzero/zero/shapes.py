@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
-from jzero.config import Config
+from jzero.config import Config, ResolvedConfig
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.errors import BatchError, ModelError
 from jzero.flax.model import Model, adapt
@@ -56,7 +56,7 @@ def model_width(model: Model, sample_batch: Batch) -> int | None:
     return hidden_size_of(x.shape for x in jax.tree.leaves(params))
 
 
-def batch_shapes(sample_batch: Batch, config: Config, mesh: Mesh) -> Batch:
+def batch_shapes(sample_batch: Batch, config: ResolvedConfig, mesh: Mesh) -> Batch:
     """`[train_batch_size, ...]` -> abstract `[accumulation, micro-batch, ...]`, sharded on the second dimension."""
     n_micro, total = config.gradient_accumulation_steps, config.train_batch_size
     if not jax.tree.leaves(sample_batch):

@@ -8,7 +8,7 @@ import optax
 from jax.sharding import Mesh
 
 from jzero.base.types import Casts, Mask, Placements, PyTree
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.flax.model import Model
 from jzero.offload.interface import Offload
 from jzero.sharding.collectives import GradReduceConfig
@@ -37,7 +37,7 @@ class StepSpec:
     """
 
     model: Model
-    config: Config
+    config: ResolvedConfig
     plan: StagePlan
     precision: Precision
     mesh: Mesh

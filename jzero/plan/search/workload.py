@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jzero.config import Config, TrainingArguments
+from jzero.config import Config, ResolvedConfig, TrainingArguments
 from jzero.config.resolve.auto import STAGE
 from jzero.config.resolve.batch import NAMES
 from jzero.config.schema.scalars import is_auto
@@ -113,7 +113,7 @@ class Workload:
         config = self._resolved(with_setting(self.config, setting, batch=batch), arguments)
         return {"config": config, "model": self.rematerialised if setting.remat else self.model, **self.rest}
 
-    def _resolved(self, config: Config, arguments: TrainingArguments | None) -> Config:
+    def _resolved(self, config: Config, arguments: TrainingArguments | None) -> ResolvedConfig:
         # A schedule may need the number of steps, which nobody knows here, and takes no memory.
         width = self.hidden_size or (lambda: model_width(self.model, self.rest["sample_batch"]))
         return config.model_copy(update={"scheduler": None}).resolve(

@@ -17,12 +17,13 @@ from jzero.base.units import format_bytes
 from jzero.plan.compiled.collectives import KINDS, Collective, overlapped_share, read_collectives
 from jzero.plan.compiled.flops import FlopCounter
 from jzero.plan.compiled.hlo import parse_module
-from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.compiled.program_table import collective_table, traffic_table
+from jzero.plan.compiled.step_time import compiled_time
 from jzero.plan.compiled.timeline import Timeline, timeline
 from jzero.plan.compiled.traffic import LoopTraffic, loop_traffic
-from jzero.plan.estimate.step_time import MIDDLE, StepTime, compiled_time
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures, is_known
+from jzero.plan.hardware.pace import MIDDLE, StepTime
+from jzero.plan.memory_use import MemoryUse
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import Literal
 
 from jzero.plan.compiled.collectives import Collective
 from jzero.plan.compiled.hlo import Instruction, Module
-from jzero.plan.compiled.kernels import Kernel, KernelReader
+from jzero.plan.compiled.kernels import KernelReader
 from jzero.plan.compiled.loops import trip_count
 from jzero.plan.hardware.figures import GpuFigures
+from jzero.plan.hardware.kernel import Kernel
 
 Lane = Literal["compute", "wire", "pcie"]
 

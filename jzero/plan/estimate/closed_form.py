@@ -18,7 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,24 +31,17 @@ from jzero.config import Config
 from jzero.errors import ConfigError
 from jzero.jaxpr import compat
 from jzero.offload.host.update import IN_FLIGHT
-from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
+from jzero.plan.hardware.links import Sent
+from jzero.plan.memory_use import MemoryUse
 from jzero.sharding.mesh import AXES, platform
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, Trainable, functional
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
 from jzero.zero.step import train_step
-
-
-class Sent(NamedTuple):
-    """Bytes that one GPU sends in collectives of one kind along the same mesh axes, which are longer than 1."""
-
-    kind: str
-    axes: tuple[str, ...]
-    n_bytes: int
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _sizes(entry: Largest, row: Row) -> list[str]:
 def _memory(row: Row, compiled: bool) -> list[str]:
     peak = ("~" if row.estimated else "") + format_bytes(row.closed_form_peak)
     seen = [format_bytes(row.compiled.peak) if row.compiled else ""] * compiled
-    return [peak, *seen, format_bytes(row.room), format_bytes(row.host_per_node) if row.host_per_node else "-"]
+    return [peak, *seen, format_bytes(row.headroom), format_bytes(row.host_per_node) if row.host_per_node else "-"]
 
 
 def _count(n: int) -> str:

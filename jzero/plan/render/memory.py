@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jzero.base.units import format_bytes
-from jzero.plan.compiled.memory_use import Holder, MemoryUse
+from jzero.plan.memory_use import Holder, MemoryUse
 from jzero.plan.render.style import PART_COLOURS, legend, new_figure, part_name, percent, tag, text, ticks
 
 if TYPE_CHECKING:

@@ -9,11 +9,13 @@ import pytest
 from jzero import models
 from jzero.plan import Cluster, Setting, gpu_figures
 from jzero.plan.compiled.collectives import read_collectives
-from jzero.plan.compiled.kernels import Kernel
+from jzero.plan.compiled.step_time import compiled_time
 from jzero.plan.compiled.timeline import timeline
 from jzero.plan.estimate.closed_form import abstract_functional, closed_form
-from jzero.plan.estimate.step_time import FAST, MIDDLE, SLOW, closed_form_time, compiled_time
+from jzero.plan.estimate.step_time import closed_form_time
 from jzero.plan.estimate.traced import Block, Message, Work
+from jzero.plan.hardware.kernel import Kernel
+from jzero.plan.hardware.pace import FAST, MIDDLE, SLOW
 from jzero.plan.search.row import closed_form_row
 from tests.plan.toy import TOY, done, gather, product, program
 

@@ -19,6 +19,7 @@ from jzero.plan.search.planner import Plan, plan
 from jzero.plan.search.recommend import Recommendation
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting
+from jzero.plan.search.workload import RunOptions
 
 __all__ = [
     "COMPILE_ONLY_OPTIONS",
@@ -41,6 +42,7 @@ __all__ = [
     "Program",
     "Recommendation",
     "Row",
+    "RunOptions",
     "Setting",
     "Span",
     "StepTime",

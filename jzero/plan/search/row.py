@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
+from jzero.base.types import Json
 from jzero.base.units import format_bytes
 from jzero.explain.layouts import Layouts, parameter_layouts
 from jzero.plan.compiled.collectives import link_traffic
@@ -133,7 +133,7 @@ class Row:
             return format_bytes(-self.headroom)
         return f"{format_bytes(-self.host_headroom)} of host memory per node"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """All of it, ready for JSON."""
         compiled = self.compiled and {
             "peak": self.compiled.peak,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jzero import models
+from jzero.config import Config
 from jzero.plan import Cluster, Setting, gpu_figures
 from jzero.plan.compiled.collectives import read_collectives
 from jzero.plan.compiled.step_time import compiled_time
@@ -17,6 +18,7 @@ from jzero.plan.estimate.traced import Block, Message, Work
 from jzero.plan.hardware.kernel import Kernel
 from jzero.plan.hardware.pace import FAST, MIDDLE, SLOW
 from jzero.plan.search.row import closed_form_row
+from jzero.plan.training import Training
 from tests.plan.toy import TOY, done, gather, product, program
 
 
@@ -31,7 +33,7 @@ def functional(*, stage, n_gpus, micro_batch, accumulation=1, seq_len=2048, **si
     }
     rows = micro_batch * accumulation * n_gpus
     batch = {"tokens": jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)}
-    return abstract_functional(model.factory, model.loss_fn, config, batch, n_gpus)
+    return abstract_functional(Training(model.factory, model.loss_fn, Config.load(config), batch), n_gpus)
 
 
 def step_time(found, gpu, n_gpus, network=""):

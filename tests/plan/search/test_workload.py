@@ -15,7 +15,7 @@ def test_a_compiler_that_fails_is_a_sentence(monkeypatch):
     def fails(**_):
         raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes\n\tand much more")
 
-    monkeypatch.setattr(module, "compile_step", fails)
+    monkeypatch.setattr(module, "compile_training", fails)
     run = workload(
         model=lambda rngs: nnx.Linear(8, 8, rngs=rngs),
         loss_fn=lambda model, batch: (model(batch) ** 2).mean(),

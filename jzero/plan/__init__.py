@@ -7,8 +7,8 @@ from jzero.plan.compiled.program import Memory, Program, read_program
 from jzero.plan.compiled.timeline import Loop, Span, Timeline
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.compiled.traffic import LoopTraffic
-from jzero.plan.estimate.closed_form import ClosedForm, closed_form, estimate_step
 from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
+from jzero.plan.estimate.step import ClosedForm, closed_form, estimate_step
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.hardware.figures import GPUS, GpuFigures, gpu_figures
 from jzero.plan.hardware.links import LinkTraffic
@@ -16,7 +16,7 @@ from jzero.plan.hardware.pace import StepTime
 from jzero.plan.memory_use import MemoryUse
 from jzero.plan.search.largest import Largest, largest_model, max_batch
 from jzero.plan.search.planner import Plan, plan
-from jzero.plan.search.recommend import Recommendation
+from jzero.plan.search.recommendation import Recommendation
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting
 from jzero.plan.search.workload import RunOptions

@@ -15,7 +15,7 @@ import numpy as np
 from jzero.errors import JzeroError
 from jzero.plan.compiled.dataflow import Place
 from jzero.plan.compiled.hlo import Module
-from jzero.plan.compiled.owners import argument_part, is_argument, owners, readable
+from jzero.plan.compiled.owners import argument_part, array_owners, is_argument, readable
 from jzero.plan.memory_use import PARTS, Holder, MemoryUse, Phase
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*?):?$")
@@ -96,7 +96,7 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
         part = argument_part(arguments[number[1]]) if number else "rest"
         lasting[part] += size
         n_lasting[part] += 1
-    owner = owners(module)
+    owner = array_owners(module)
     op_names = {i.name: i.op_name for c in module.computations.values() for i in c.instructions.values()}
     values = [
         _Value(owner.get(place, "rest"), op_names.get(place[0], ""), shape, offset, offset + size, *alive[place])

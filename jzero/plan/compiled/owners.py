@@ -17,7 +17,7 @@ _OF_PARAMETERS, _OF_OTHERS = 1, 2
 _PREFIXES = {"state.params": "parameters", "state.opt_state": "optimizer_state"}
 
 
-def owners(module: Module) -> Mapping[Place, str]:
+def array_owners(module: Module) -> Mapping[Place, str]:
     """Finds the owner of each array outside of kernels.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from jzero.plan.compiled.collectives import Collective
 from jzero.plan.compiled.hlo import Module
-from jzero.plan.compiled.timeline import timeline
+from jzero.plan.compiled.timeline import simulate
 from jzero.plan.hardware.figures import GpuFigures
 from jzero.plan.hardware.pace import FAST, MIDDLE, SLOW, StepTime
 
@@ -18,7 +18,7 @@ def compiled_time(module: Module, collectives: Iterable[Collective], gpu: GpuFig
         gpu: at its peaks, with the network of the cluster, as `Cluster.figures`.
     """
     collectives = tuple(collectives)
-    low, middle, high = (timeline(module, collectives, gpu.at(pace)) for pace in (FAST, MIDDLE, SLOW))
+    low, middle, high = (simulate(module, collectives, gpu.at(pace)) for pace in (FAST, MIDDLE, SLOW))
     return StepTime(
         low=low.seconds,
         high=high.seconds,

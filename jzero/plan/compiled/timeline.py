@@ -104,7 +104,7 @@ class Timeline:
         return sum(span.runs * span.seconds for span in self.spans if span.lane == lane)
 
 
-def timeline(module: Module, collectives: Iterable[Collective], gpu: GpuFigures) -> Timeline:
+def simulate(module: Module, collectives: Iterable[Collective], gpu: GpuFigures) -> Timeline:
     """Simulates one step; `Program.timeline` calls it with the program's own.
 
     Args:

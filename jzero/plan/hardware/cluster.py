@@ -9,7 +9,7 @@ import numpy as np
 from jzero.errors import ConfigError
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures
 from jzero.plan.hardware.links import GroupTraffic, LinkTraffic, Sent, divided
-from jzero.plan.hardware.network import network
+from jzero.plan.hardware.network import read_network
 from jzero.sharding.mesh import DATA_AXES
 
 USABLE = 0.92
@@ -45,12 +45,12 @@ class Cluster:
     def __post_init__(self):
         name = self.network or gpu_figures(self.gpu).network.name
         object.__setattr__(self, "gpus_per_node", full_nodes(self.n_gpus, self.gpus_per_node))
-        object.__setattr__(self, "network", network(name).name)
+        object.__setattr__(self, "network", read_network(name).name)
 
     @property
     def figures(self) -> GpuFigures:
         """The GPU, with this cluster's network."""
-        return replace(gpu_figures(self.gpu), network=network(self.network), gpus_per_node=self.gpus_per_node)
+        return replace(gpu_figures(self.gpu), network=read_network(self.network), gpus_per_node=self.gpus_per_node)
 
     @property
     def n_nodes(self) -> int:

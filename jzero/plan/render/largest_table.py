@@ -9,7 +9,7 @@ from rich.text import Text
 from jzero.base.units import format_bytes
 from jzero.plan.render.plan_table import setting_name
 from jzero.plan.search.largest import Largest
-from jzero.plan.search.recommend import cost
+from jzero.plan.search.recommendation import cost
 from jzero.plan.search.row import Row
 
 

@@ -25,7 +25,7 @@ from jzero.errors import ConfigError
 from jzero.offload.host_budget import free_memory
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.hardware.figures import gpu_figures, is_known
-from jzero.plan.search.recommend import CLOSED_FORM_ERROR, Recommendation, cheapest, recommend
+from jzero.plan.search.recommendation import CLOSED_FORM_ERROR, Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable

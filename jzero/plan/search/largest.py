@@ -19,10 +19,10 @@ from jzero.models.scaling import scaled
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.planner import Compile
-from jzero.plan.search.recommend import cost
+from jzero.plan.search.recommendation import cost
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, settings
-from jzero.plan.search.workload import RunOptions, Workload, workload
+from jzero.plan.search.workload import RunOptions, Workload, workload_of
 
 PRECISION = 64
 """A search ends where the next size, or one larger by one part of so many, does not fit."""
@@ -90,7 +90,7 @@ def max_batch(
         >>> found[0].row.fits, found[0].setting.micro_batch > 10_000_000
         (True, False)
     """
-    what = workload(**run)
+    what = workload_of(**run)
     if what.config.elasticity and what.config.elasticity.enabled:
         raise ConfigError("`elasticity` decides the micro-batch; remove it to look for the largest.")
 
@@ -147,7 +147,7 @@ def largest_model(
     smallest = models.build(scaled(model, 1))
     known = {"training_arguments": training_arguments, "hidden_size": smallest.hidden_size}
     rows = Config.load(config).resolve(world=n_gpus, **known, partly=True).train_batch_size
-    what = workload(
+    what = workload_of(
         model=smallest.factory,
         loss_fn=smallest.loss_fn,
         config=config,

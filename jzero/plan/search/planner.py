@@ -8,10 +8,10 @@ from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import USABLE, Cluster
-from jzero.plan.search.recommend import Recommendation, cheapest, recommend
+from jzero.plan.search.recommendation import Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, changes, fallbacks, settings
-from jzero.plan.search.workload import RunOptions, Workload, workload
+from jzero.plan.search.workload import RunOptions, Workload, workload_of
 
 Compile = Literal["nothing", "recommended", "all"]
 
@@ -170,7 +170,7 @@ def plan(
     """
     if not stages or set(stages) - {0, 1, 2, 3}:
         raise ConfigError(f"stages {', '.join(map(str, stages)) or '(none)'}: give one or more of 0, 1, 2 and 3.")
-    what = workload(memory_use=memory_use, **run)
+    what = workload_of(memory_use=memory_use, **run)
     compiled = compiled or ("recommended" if can_compile_for(what.cluster.gpu) else "nothing")
     planner = _Planner(what, what.as_given(), compiled != "nothing", report)
     return _planned(planner, stages, compile_all=compiled == "all")

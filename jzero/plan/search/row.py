@@ -11,7 +11,7 @@ from jzero.base.units import format_bytes
 from jzero.explain.layouts import Layouts, parameter_layouts
 from jzero.plan.compiled.collectives import link_traffic
 from jzero.plan.compiled.program import Program
-from jzero.plan.estimate.closed_form import ClosedForm, closed_form
+from jzero.plan.estimate.step import ClosedForm, closed_form
 from jzero.plan.estimate.step_time import closed_form_time
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.hardware.links import LinkTraffic
@@ -167,7 +167,7 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
     Args:
         setting: which one.
         cluster: the GPUs.
-        functional: the step with that setting, from `jzero.plan.estimate.closed_form.abstract_functional`.
+        functional: the step with that setting, from `jzero.plan.estimate.step.abstract_functional`.
     """
     found, spec = closed_form(functional), functional.spec
     parts = {name: getattr(found, name) for name in PARTS}

@@ -15,7 +15,7 @@ from jzero.config.resolve.batch import NAMES
 from jzero.config.schema.scalars import is_auto
 from jzero.errors import JzeroError
 from jzero.plan.compiled.compile import compile_training
-from jzero.plan.estimate.closed_form import abstract_functional
+from jzero.plan.estimate.step import abstract_functional
 from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
@@ -157,7 +157,7 @@ class Workload:
         return replace(changed, config=changed.resolved(self.cluster.n_gpus), model=model)
 
 
-def workload(*, memory_use: bool = False, **run: Unpack[RunOptions]) -> Workload:
+def workload_of(*, memory_use: bool = False, **run: Unpack[RunOptions]) -> Workload:
     """A run on a cluster, from what `jzero.plan.plan` takes.
 
     Args:

@@ -11,8 +11,8 @@ from jzero.config import Config
 from jzero.plan import Cluster, Setting, gpu_figures
 from jzero.plan.compiled.collectives import read_collectives
 from jzero.plan.compiled.step_time import compiled_time
-from jzero.plan.compiled.timeline import timeline
-from jzero.plan.estimate.closed_form import abstract_functional, closed_form
+from jzero.plan.compiled.timeline import simulate
+from jzero.plan.estimate.step import abstract_functional, closed_form
 from jzero.plan.estimate.step_time import closed_form_time
 from jzero.plan.estimate.traced import Block, Message, Work
 from jzero.plan.hardware.kernel import Kernel
@@ -126,7 +126,7 @@ def test_a_compiled_program_takes_what_its_schedule_says():
     module = program([gather("a"), product("p"), done("a"), product("r")])
     collectives = read_collectives(module)
     found = compiled_time(module, collectives, TOY)
-    assert found.low == pytest.approx(timeline(module, collectives, TOY.at(FAST)).seconds)
+    assert found.low == pytest.approx(simulate(module, collectives, TOY.at(FAST)).seconds)
     assert found.low == pytest.approx(2 / FAST.wire + 1 / FAST.products)
     assert found.high == pytest.approx(2 / SLOW.wire + 1 / SLOW.products)
     assert found.middle == pytest.approx(2 / MIDDLE.wire + 1 / MIDDLE.products)

@@ -11,7 +11,7 @@ from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.hardware.links import LinkTraffic
 from jzero.plan.hardware.pace import StepTime
 from jzero.plan.memory_use import PARTS
-from jzero.plan.search.recommend import cheapest, cost, costs, recommend
+from jzero.plan.search.recommendation import cheapest, cost, costs, recommend
 from jzero.plan.search.row import Compiled, Row
 from jzero.plan.search.setting import Setting, fallbacks, settings
 

@@ -12,6 +12,7 @@ from jzero.cli.export import export_command
 from jzero.cli.import_ import import_command
 from jzero.cli.inspect import inspect_command
 from jzero.cli.plan import plan_command
+from jzero.cli.plan_flags import HELP as PLAN_HELP
 from jzero.cli.train import train_command
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ app.command("config")(config_command)
 app.command("export")(export_command)
 app.command("import")(import_command)
 app.command("inspect")(inspect_command)
-app.command("plan")(plan_command)
+app.command("plan", help=PLAN_HELP)(plan_command)
 app.command("doctor")(doctor_command)
 
 

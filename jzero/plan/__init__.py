@@ -3,21 +3,23 @@
 from jzero.explain.layouts import Layouts, LeafLayout, parameter_layouts
 from jzero.plan.compiled.collectives import KINDS, Collective
 from jzero.plan.compiled.compile import compile_step
-from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.compiled.program import Memory, Program, read_program
 from jzero.plan.compiled.timeline import Loop, Span, Timeline
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.compiled.traffic import LoopTraffic
-from jzero.plan.estimate.closed_form import ClosedForm, closed_form, estimate_step
 from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
-from jzero.plan.estimate.step_time import StepTime
-from jzero.plan.hardware.cluster import Cluster, LinkTraffic
+from jzero.plan.estimate.step import ClosedForm, closed_form, estimate_step
+from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.hardware.figures import GPUS, GpuFigures, gpu_figures
+from jzero.plan.hardware.links import LinkTraffic
+from jzero.plan.hardware.pace import StepTime
+from jzero.plan.memory_use import MemoryUse
 from jzero.plan.search.largest import Largest, largest_model, max_batch
 from jzero.plan.search.planner import Plan, plan
-from jzero.plan.search.recommend import Recommendation
+from jzero.plan.search.recommendation import Recommendation
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting
+from jzero.plan.search.workload import RunOptions
 
 __all__ = [
     "COMPILE_ONLY_OPTIONS",
@@ -40,6 +42,7 @@ __all__ = [
     "Program",
     "Recommendation",
     "Row",
+    "RunOptions",
     "Setting",
     "Span",
     "StepTime",

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 
 from jzero.jaxpr import compat
-from jzero.plan.compiled.kernels import Kernel
 from jzero.plan.estimate.flatten import INLINED, LOOPS, RENAMES, value_of
 from jzero.plan.estimate.liveness import ELEMENTWISE, REDUCTIONS
+from jzero.plan.hardware.kernel import Kernel
 
 COLLECTIVES = {
     "all_gather": "all-gather",

@@ -14,11 +14,9 @@ third of a gigabyte too much.
 
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -26,28 +24,24 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 from rich.table import Table
 
+from jzero.base.types import Batch, LossFn, Mask, PyTree
 from jzero.base.units import format_bytes
 from jzero.config import Config
+from jzero.config.config import Source
 from jzero.errors import ConfigError
 from jzero.explain.paper import paper_terms
 from jzero.jaxpr import compat
-from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
+from jzero.plan.hardware.links import Sent
+from jzero.plan.memory_use import MemoryUse
+from jzero.plan.training import Training
 from jzero.sharding.mesh import AXES, platform
 from jzero.sharding.trees import is_placement
-from jzero.zero.build import Functional, build_functional
+from jzero.zero.build import Functional
 from jzero.zero.shapes import Trainable
 from jzero.zero.step import train_step
-
-
-class Sent(NamedTuple):
-    """Bytes that one GPU sends in collectives of one kind along the same mesh axes, which are longer than 1."""
-
-    kind: str
-    axes: tuple[str, ...]
-    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -130,13 +124,13 @@ class ClosedForm:
 @collection_put_off()
 def estimate_step(
     *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
+    model: object,
+    loss_fn: LossFn,
+    config: Source,
+    sample_batch: Batch,
     n_gpus: int = 8,
     optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
+    trainable: Trainable | Mask | None = None,
 ) -> ClosedForm:
     """Works out one training step on `n_gpus` GPUs from shapes alone, in about a second.
 
@@ -168,33 +162,17 @@ def estimate_step(
         >>> estimate.parameters == 4 * 512 * 512 // 8
         True
     """
-    return closed_form(abstract_functional(model, loss_fn, config, sample_batch, n_gpus, optimizer, trainable))
+    training = Training(model, loss_fn, Config.load(config), sample_batch, optimizer, trainable)
+    return closed_form(abstract_functional(training, n_gpus))
 
 
-def abstract_functional(
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
-    n_gpus: int,
-    optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
-) -> Functional:
+def abstract_functional(training: Training, n_gpus: int) -> Functional:
     """The functional layer of `n_gpus` GPUs that not even a compiler knows, for `closed_form`; see `estimate_step`."""
-    loaded = Config.load(config)
-    group = loaded.zero_optimization.shard_group or n_gpus
+    group = training.config.zero_optimization.shard_group or n_gpus
     if n_gpus < 1 or n_gpus % group:
         raise ConfigError(f"n_gpus is {n_gpus}, which is no multiple of the {group} that share the state.")
     mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return build_functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=loaded.resolve(world=n_gpus),
-        sample_batch=sample_batch,
-        mesh=mesh,  # pyright: ignore[reportArgumentType]
-        optimizer=optimizer,
-        trainable=trainable,
-    )
+    return replace(training, config=training.config.resolve(world=n_gpus)).functional(mesh)
 
 
 def closed_form(functional: Functional) -> ClosedForm:
@@ -246,7 +224,7 @@ def _memory_use(most: Peak, parameters: int, optimizer_state: int, rest: int) ->
     return MemoryUse(n_bytes, holders=(), phases=(), allocated=peak)
 
 
-def _work(program: Any, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
+def _work(program: compat.Subprogram, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
     """What one device computes and sends; the update passes over all of its state, wherever that lies."""
     state = functional.state
     n_bytes = lambda tree: _bytes_each(tree) + _bytes_each(tree, on_host=True)
@@ -261,7 +239,7 @@ def _work(program: Any, functional: Functional, axis_sizes: Mapping[str, int]) -
     )
 
 
-def _bytes_each(tree: Any, *, on_host: bool = False) -> int:
+def _bytes_each(tree: PyTree, *, on_host: bool = False) -> int:
     """Bytes of those abstract arrays that lie on one device, or of its part of those in host memory."""
     here = (x for x in jax.tree.leaves(tree) if (x.sharding.memory_kind == "pinned_host") == on_host)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in here)

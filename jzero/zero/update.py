@@ -1,14 +1,12 @@
 """The last part of a step: clip the gradients and update the parameters, on global arrays."""
 
-from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend import core as jex_core
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import run_replacing, trace
 from jzero.offload.host.update import Step, run_rest, run_update
 from jzero.offload.nvme.partition import DeferredUpdate
 from jzero.optim.apply import apply_optimizer
@@ -47,34 +45,13 @@ def update_on_devices(
     def proposed(kept: tuple[Any, Any], grads: Any, loss: jax.Array) -> tuple[Any, Any]:
         return apply_optimizer(optimizer, grads, kept[1], kept[0], loss)
 
-    program, shapes = compat.trace(proposed, before, grads, loss)
-    new = _kept_early(program, jax.tree.leaves((before, grads, loss)), grad_stats.finite)
+    program, shapes = trace(proposed, before, grads, loss)
+    # Where an update goes on from a new moment, it goes on from the one that is kept, which is the same unless the step
+    # is skipped, and then nothing of it remains. XLA would otherwise compute it twice or copy the old one.
+    operands = jax.tree.leaves((before, grads, loss))
+    new = run_replacing(program, operands, lambda new, old: keep(new, old, grad_stats.finite))
     params, state = jax.tree.unflatten(jax.tree.structure(shapes), new)
     return pad(params, placements), pad(state, spec.opt_placements)
-
-
-def _kept_early(program: compat.Subprogram, operands: list[Any], finite: jax.Array) -> list[Any]:
-    """Runs an update whose outputs replace its first operands, and keeps the old value as soon as it has a new one.
-
-    What goes on from a new moment, such as the parameter's update, then goes on from the one that is kept, which is
-    the same unless the step is skipped, and then nothing of it remains. XLA would otherwise compute it twice or copy
-    the old one.
-    """
-    jaxpr = program.jaxpr
-    outputs = list(zip(jaxpr.outvars, operands, strict=False))
-    times_put_out = Counter(v for v, _ in outputs if not isinstance(v, jex_core.Literal))
-    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
-    # A value that is put out twice replaces two old ones, so that it cannot be either of them before the end.
-    early = {
-        v: old for v, old in outputs if not isinstance(v, jex_core.Literal) and v in made and times_put_out[v] == 1
-    }
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
-    read = lambda v: v.val if isinstance(v, jex_core.Literal) else values[v]
-    for eqn in jaxpr.eqns:
-        for v, new in zip(eqn.outvars, compat.bind(eqn, [read(v) for v in eqn.invars]), strict=True):
-            values[v] = keep(new, early[v], finite) if v in early else new
-    is_kept = lambda v, old: read(v) is old or (not isinstance(v, jex_core.Literal) and v in early)
-    return [read(v) if is_kept(v, old) else keep(read(v), old, finite) for v, old in outputs]
 
 
 def update_from_host(

@@ -29,7 +29,9 @@ from rich.table import Table
 from jzero.base.units import format_bytes
 from jzero.config import Config
 from jzero.errors import ConfigError
-from jzero.jaxpr import compat
+from jzero.jaxpr import called_program, trace
+from jzero.jaxpr.primitives import SHARD_MAP
+from jzero.jaxpr.walk import only_equation
 from jzero.offload.host.update import IN_FLIGHT
 from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
@@ -201,10 +203,10 @@ def abstract_functional(
 def closed_form(functional: Functional) -> ClosedForm:
     """Works out the training step of a `Functional`; see `estimate_step`."""
     state, spec = functional.state, functional.spec
-    program, _ = compat.trace(train_step(spec), state, functional.batch)
-    sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
+    program, _ = trace(train_step(spec), state, functional.batch)
+    sharded = only_equation(program, SHARD_MAP)  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
-    inside = sharded.params["jaxpr"]
+    inside = called_program(sharded)
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],

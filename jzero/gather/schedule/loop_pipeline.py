@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.run import barrier, instantiated, is_zero
 from jzero.gather.unit.split_vjp import Function, Operands, SplitVJP, is_inexact, saving_vjp
-from jzero.gather.unit.units import barrier, instantiated, is_zero
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract, is_on_host, to_host
 

@@ -17,8 +17,9 @@ from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
 from jzero.gather.trace.inside import Inside, identity_unit, make_unit
 from jzero.gather.trace.walk import walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.run import run_unit
 from jzero.gather.unit.split_vjp import SplitVJP, is_inexact
-from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own, run_unit
+from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own
 from jzero.jaxpr import Equation, Program, trace
 from jzero.jaxpr.primitives import stops_gradient
 from jzero.sharding.collectives import GradReduceConfig

@@ -1,7 +1,7 @@
 """`activation_checkpointing.cpu_checkpointing`: rematerialised blocks keep their inputs in host memory.
 
 A block is whatever the model marks, with `jax.checkpoint` or a Flax transform that stands for it: an equation in the
-jaxpr of the loss. Its policy is exchanged there; `jzero.gather.unit.units` does what the new one says.
+jaxpr of the loss. Its policy is exchanged there; `jzero.gather.unit.run` does what the new one says.
 """
 
 import warnings

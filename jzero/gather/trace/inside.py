@@ -6,7 +6,7 @@ hand. Only a loop over stacked parameters goes on gathering by itself, layer by 
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -18,12 +18,27 @@ from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.products import apply_primitive
 from jzero.gather.unit.split_vjp import Operands, SplitVJP, is_inexact, recomputing_vjp, saving_vjp
 from jzero.gather.unit.units import Unit
-from jzero.jaxpr import Equation, bind, called_program, name_of, scan_arity
+from jzero.jaxpr import Equation, Program, bind, called_program, name_of, scan_arity
 from jzero.jaxpr.params import remat_of, scan_of
 from jzero.jaxpr.policies import OFFLOAD, never_gathered
 from jzero.jaxpr.primitives import is_remat, stops_gradient
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract
+
+RunBody: TypeAlias = Callable[[Program, Sequence[Any], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]]
+"""Runs the body of a loop that gathers by itself: of a program, its operands, the arrays of parameters, as `run`."""
+
+
+class Rules(NamedTuple):
+    """What everything inside of a unit runs by.
+
+    Attributes:
+        grad_reduce: how gradients travel.
+        run_body: how the body of a loop is run that gathers by itself.
+    """
+
+    grad_reduce: GradReduceConfig
+    run_body: RunBody
 
 
 class Inside:
@@ -32,13 +47,11 @@ class Inside:
     Args:
         full: form -> gathered parameter.
         arrays: leaf -> its arrays, for whole parameters and for those that a loop slices.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
     """
 
-    def __init__(
-        self, full: Mapping[DeferredParam, jax.Array], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
-    ):
-        self.full, self.arrays, self.grad_reduce = full, arrays, grad_reduce
+    def __init__(self, full: Mapping[DeferredParam, jax.Array], arrays: Mapping[int, ParamShards], rules: Rules):
+        self.full, self.arrays, self.rules = full, arrays, rules
         self.regions: dict[Hashable, Callable] = {}
 
     def value(self, x: Any) -> Any:
@@ -65,7 +78,7 @@ class Inside:
 
         def body(full, parts, data):
             full, parts = dict(zip(gather_keys, full, strict=True)), dict(zip(passed, parts, strict=True))
-            return _evaluate(eqn, operands, full, parts, data, self.grad_reduce)
+            return _evaluate(eqn, operands, full, parts, data, self.rules)
 
         key = _computation(eqn, operands, passed)
         if key not in self.regions:
@@ -77,21 +90,19 @@ class Inside:
 
     def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
-        from jzero.gather.trace.interpreter import run
-
         scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
         first_x = n_consts + n_carry
         values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
-        if self.grad_reduce.pipelined and scan.length > 1:
+        if self.rules.grad_reduce.pipelined and scan.length > 1:
             layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
-            if (outs := _pipelined(eqn, layers, values, self.grad_reduce)) is not None:
+            if (outs := _pipelined(eqn, layers, values, self.rules)) is not None:
                 return outs
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             inputs = [*values[:n_consts], *carry, *xs]
             slices = {operands[i].leaf: inputs[i] for i in stacked}
             inputs = [operands[i].layer if i in stacked else x for i, x in enumerate(inputs)]
-            outs = run(scan.program, inputs, slices, self.grad_reduce, in_loop=True)
+            outs = self.rules.run_body(scan.program, inputs, slices, self.rules.grad_reduce)
             return outs[:n_carry], outs[n_carry:]
 
         carry, ys = jax.lax.scan(
@@ -100,16 +111,14 @@ class Inside:
         return [*carry, *ys]
 
 
-def _pipelined(
-    eqn: Equation, layers: Sequence[Any], values: Sequence[Any], grad_reduce: GradReduceConfig
-) -> list[Any] | None:
+def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rules: Rules) -> list[Any] | None:
     """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
 
     Args:
         eqn: the `scan`.
         layers: its operands; of stacked parameters what one iteration sees.
         values: its operands; of stacked parameters their arrays.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
     """
     scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
     program = scan.program
@@ -135,7 +144,7 @@ def _pipelined(
             dict(zip(gather_keys, full[: len(gather_keys)], strict=True)),
             structure.unflatten(full[len(gather_keys) :]),
         )
-        return walk(program, operands(given, carry), Inside(own, given.passed, grad_reduce))
+        return walk(program, operands(given, carry), Inside(own, given.passed, rules))
 
     inputs = Inputs(
         {leaf: arrays[leaf] for leaf in passed},
@@ -153,18 +162,16 @@ def _pipelined(
         scan.unroll,
     )
     stacks = {f.leaf: arrays[f.leaf] for f in gather_keys}
-    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), grad_reduce)
+    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), rules.grad_reduce)
 
 
-def make_unit(
-    eqn: Equation, operands: Sequence[Any], grad_reduce: GradReduceConfig, known: dict[Hashable, SplitVJP]
-) -> Unit | None:
+def make_unit(eqn: Equation, operands: Sequence[Any], rules: Rules, known: dict[Hashable, SplitVJP]) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
         eqn: the equation.
         operands: `DeferredParam` where the operand is a parameter; for data, whether a gradient may flow to it.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
         known: computations of units made before, which those alike share; this one's is added.
     """
     gather_keys, passed = _needs(eqn, operands)
@@ -174,7 +181,7 @@ def make_unit(
         return None
     key = _computation(eqn, operands, passed)
     if key not in known:
-        known[key] = _split_vjp(eqn, operands, gather_keys, passed, grad_reduce)
+        known[key] = _split_vjp(eqn, operands, gather_keys, passed, rules)
     name = "checkpoint" if is_region else name_of(eqn)
     return Unit(name, tuple(gather_keys), tuple(passed), known[key], offloads)
 
@@ -191,7 +198,7 @@ def _split_vjp(
     operands: Sequence[Any],
     gather_keys: list[DeferredParam],
     passed: list[int],
-    grad_reduce: GradReduceConfig,
+    rules: Rules,
 ) -> SplitVJP:
     """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
     is_region = is_remat(eqn)
@@ -205,7 +212,7 @@ def _split_vjp(
     def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
         parts = passed_tree.unflatten(others[: len(passed_leaves)])
         return _evaluate(
-            eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], grad_reduce
+            eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], rules
         )
 
     shapes, others = [f.shape for f in gather_keys], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
@@ -230,11 +237,11 @@ def identity_unit(value: DeferredParam) -> Unit:
     return Unit("output", (value.gather_key,), (), split_vjp)
 
 
-def _evaluate(eqn, operands, full, arrays, data, grad_reduce) -> list[jax.Array]:
+def _evaluate(eqn, operands, full, arrays, data, rules) -> list[jax.Array]:
     """One equation, with its data operands replaced, on gathered parameters."""
     given = iter(data)
     operands = [x if isinstance(x, DeferredParam) else next(given) for x in operands]
-    inside = Inside(full, arrays, grad_reduce)
+    inside = Inside(full, arrays, rules)
     if is_remat(eqn):
         return walk(called_program(eqn), operands, inside)
     if stacked := stacked_operands(eqn, operands):

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
-from jzero.gather.trace.inside import Inside, identity_unit, make_unit
+from jzero.gather.trace.inside import Inside, Rules, identity_unit, make_unit
 from jzero.gather.trace.walk import walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.run import run_unit
@@ -111,6 +111,12 @@ def run(
     return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
 
 
+def _run_body(
+    program: Program, operands: Sequence[Any], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
+) -> list[jax.Array]:
+    return run(program, operands, arrays, grad_reduce, in_loop=True)
+
+
 def _plan(program: Program, operands: Sequence[Any], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
     """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
     plan = _Plan(grad_reduce)
@@ -134,14 +140,14 @@ class _Plan:
         found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
             `steps`; None if it gathers nothing itself.
         known: the computations of units, by what `structural_key` says of them.
-        grad_reduce: how gradients travel.
+        rules: what they run by.
     """
 
     def __init__(self, grad_reduce: GradReduceConfig):
         self.steps: list[Unit | Fence] = []
         self.found: list[int | None] = []
         self.known: dict[Hashable, SplitVJP] = {}
-        self.grad_reduce = grad_reduce
+        self.rules = Rules(grad_reduce, _run_body)
 
     def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         flows = any(x is True for x in operands) and not stops_gradient(eqn)
@@ -161,7 +167,7 @@ class _Plan:
         self._note(None if value.is_replicated else identity_unit(value))
 
     def _unit(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        self._note(make_unit(eqn, operands, self.grad_reduce, self.known))
+        self._note(make_unit(eqn, operands, self.rules, self.known))
         flows = any(x.trainable if isinstance(x, DeferredParam) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
@@ -177,7 +183,7 @@ class _Run(Inside):
     def __init__(
         self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, ParamShards], *, tied: bool
     ):
-        super().__init__({}, arrays, plan.grad_reduce)
+        super().__init__({}, arrays, plan.rules)
         self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
         self.found = iter(plan.found)
         self.schedules = schedules
@@ -208,4 +214,6 @@ class _Run(Inside):
         uses = {gather_key: self.units[to].name for gather_key, to in handed_on} | dict.fromkeys(
             unit.gather_keys, unit.name
         )
-        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.grad_reduce, tied=self.tied)
+        return run_unit(
+            unit, number, schedule, uses, data, self.arrays, self.links, self.rules.grad_reduce, tied=self.tied
+        )

@@ -45,9 +45,10 @@ def remat(model: M, modules: Modules, policy: Policy = None) -> M:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jzero import jaxpr
         >>> mlp = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(4, 1, rngs=nnx.Rngs(1)))
         >>> model = remat(mlp, "Linear")
-        >>> [eqn.primitive.name for eqn in jax.make_jaxpr(model)(jnp.ones((2, 4))).eqns]
+        >>> [jaxpr.name_of(eqn) for eqn in jaxpr.equations(jax.make_jaxpr(model)(jnp.ones((2, 4))))]
         ['remat2', 'tanh', 'remat2']
     """
     choice = _Choice(_entries(modules), _policy(policy))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jzero.base.remat_policies import JAX_POLICIES
+from jzero.jaxpr.primitives import ALL_GATHER
 
 _BLOCK_INPUT = "jzero block input"
 
@@ -33,3 +34,14 @@ def named_inputs(values: Sequence[Any]) -> list[Any]:
         return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
     return [checkpoint_name(x, _BLOCK_INPUT) if is_input(x) else x for x in values]
+
+
+def never_gathered(policy: Callable | None) -> Callable | None:
+    """The same policy, except that it never keeps what is gathered."""
+    if policy is None:
+        return None
+
+    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
+        return False if primitive.name == ALL_GATHER else policy(primitive, *avals, **params)
+
+    return saves

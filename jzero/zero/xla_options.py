@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jzero.config import ResolvedConfig
-from jzero.jaxpr import compat
+from jzero.jaxpr import overlap_options
 from jzero.sharding.mesh import platform
 from jzero.zero.precision import Precision
 from jzero.zero.stages import Gather, stage_plan
@@ -35,9 +35,7 @@ def compiler_options(mesh: Mesh, config: ResolvedConfig, precision: Precision, l
     """
     if platform(mesh) not in ("gpu", "cuda"):
         return {}
-    return _combining(mesh, config, precision, layer_size) | compat.overlap_options(
-        config.zero_optimization.overlaps_comm
-    )
+    return _combining(mesh, config, precision, layer_size) | overlap_options(config.zero_optimization.overlaps_comm)
 
 
 def _combining(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int) -> dict[str, int]:

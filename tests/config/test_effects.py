@@ -19,7 +19,7 @@ from jzero.config import Config
 from jzero.config.schema.section import SectionType, sections_of
 from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
 from jzero.errors import ConfigError
-from jzero.jaxpr.compat import inner_jaxprs
+from jzero.jaxpr import inner_jaxprs
 from jzero.sharding.mesh import mesh_for
 from jzero.start import functional
 from jzero.zero.build import Functional

@@ -6,7 +6,7 @@ import pytest
 
 from jzero import make_mesh
 from jzero.config import Config
-from jzero.jaxpr.compat import JAX_VERSION, overlap_options
+from jzero.jaxpr import JAX_VERSION, overlap_options
 from jzero.plan import gpu_mesh
 from jzero.zero.precision import precision
 from jzero.zero.xla_options import COMBINE_UP_TO_BYTES, GATHER_UP_TO_BYTES, compiler_options

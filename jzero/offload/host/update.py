@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jzero.errors import ConfigError
-from jzero.jaxpr import compat
+from jzero.jaxpr import evaluate, parts, trace
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
 from jzero.offload.host.stream import serialize_after, update_in_pieces
 from jzero.optim.apply import apply_optimizer, widened
@@ -94,7 +94,7 @@ def plan_update(
     Raises:
         ConfigError: the update of a parameter on the host reads other parameters.
     """
-    part_of = compat.parts(_trace(optimizer, params, opt_state))
+    part_of = parts(_trace(optimizer, params, opt_state))
     n_params, n_state = len(names), len(owners)
 
     def own(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -131,7 +131,7 @@ def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Any, opt_st
         return jax.tree.leaves(state), jax.tree.leaves(params)
 
     grads = jax.eval_shape(widened, params)
-    return compat.trace(update, grads, opt_state, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
+    return trace(update, grads, opt_state, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _whole(
     program, reads, outputs = part
     true = [placements[i].unpad(at[i]) for i in reads]
     true = [step.prepare(i, x, step.scalars) if i < plan.n_params else x for i, x in zip(reads, true, strict=True)]
-    new = compat.run(program, true)
+    new = evaluate(program, true)
     olds = [plan.n_params + j for j in outputs]
     return [step.keep(placements[i].pad(x), at[i], step.scalars) for i, x in zip(olds, new, strict=True)]
 

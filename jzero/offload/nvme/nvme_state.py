@@ -18,7 +18,7 @@ from jzero.base.units import format_bytes
 from jzero.config.schema.sections import Aio
 from jzero.config.schema.zero import OffloadOptimizer
 from jzero.errors import ConfigError, JzeroError, OffloadError
-from jzero.jaxpr import compat
+from jzero.jaxpr import evaluate, parts, trace
 from jzero.offload.host.update import Plan
 from jzero.offload.host_budget import free_memory
 from jzero.offload.interface import OptimizerLayout, Run, StateLayout
@@ -108,14 +108,14 @@ class NvmeState:
             What lasts on the devices.
         """
         given = () if params is None else (params,)
-        part_of = compat.parts(compat.trace(self._run.whole_init, seed, *given)[0])
+        part_of = parts(trace(self._run.whole_init, seed, *given)[0])
         operands = [seed, *jax.tree.leaves(given)]
 
         def made(leaves: Sequence[int]) -> dict[int, jax.Array]:
             numbers = [i for leaf in leaves for i in self._partition.arrays[leaf]]
             part, reads = part_of(numbers)
             shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._partition.arrays[leaf]]
-            make = jax.jit(lambda *xs: compat.run(part, xs), out_shardings=shardings)
+            make = jax.jit(lambda *xs: evaluate(part, xs), out_shardings=shardings)
             return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))
 
         self._write(made)

@@ -30,7 +30,9 @@ from jzero.config import Config
 from jzero.config.config import Source
 from jzero.errors import ConfigError
 from jzero.explain.paper import paper_terms
-from jzero.jaxpr import compat
+from jzero.jaxpr import Program, called_program, trace
+from jzero.jaxpr.primitives import SHARD_MAP
+from jzero.jaxpr.walk import only_equation
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
@@ -178,10 +180,10 @@ def abstract_functional(training: Training, n_gpus: int) -> Functional:
 def closed_form(functional: Functional) -> ClosedForm:
     """Works out the training step of a `Functional`; see `estimate_step`."""
     state, spec = functional.state, functional.spec
-    program, _ = compat.trace(train_step(spec), state, functional.batch)
-    sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
+    program, _ = trace(train_step(spec), state, functional.batch)
+    sharded = only_equation(program, SHARD_MAP)  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
-    inside = sharded.params["jaxpr"]
+    inside = called_program(sharded)
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],
@@ -224,7 +226,7 @@ def _memory_use(most: Peak, parameters: int, optimizer_state: int, rest: int) ->
     return MemoryUse(n_bytes, holders=(), phases=(), allocated=peak)
 
 
-def _work(program: compat.Subprogram, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
+def _work(program: Program, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
     """What one device computes and sends; the update passes over all of its state, wherever that lies."""
     state = functional.state
     n_bytes = lambda tree: _bytes_each(tree) + _bytes_each(tree, on_host=True)

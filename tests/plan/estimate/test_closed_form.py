@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import jzero
-from jzero.jaxpr import compat
+from jzero.jaxpr import JAX_VERSION
 from jzero.models import GPT, GPTConfig, next_token_loss
 from jzero.models.layers import LayerNorm
 from jzero.plan import compile_step, estimate_step
@@ -120,7 +120,7 @@ def test_it_is_close_to_what_a_program_takes_on_cpus(name, stage):
     found = compare(SUBJECTS["cpu"][name](), stage, on_cpu=True)
     assert found.lasting_estimate == pytest.approx(found.lasting, rel=0.05)
     # CPU programs keep barriers since 0.12, so that the zeros for a lookup's gradient come later.
-    waits = compat.JAX_VERSION >= (0, 12) and (name, stage) == ("llama", 3)
+    waits = JAX_VERSION >= (0, 12) and (name, stage) == ("llama", 3)
     assert found.peak_estimate == pytest.approx(found.peak, rel=0.2 if waits else 0.15)
 
 

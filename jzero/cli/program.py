@@ -34,7 +34,7 @@ class _Commands(LazyGroup):
     lazy = COMMANDS
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,

@@ -44,7 +44,6 @@ def plan_command(
     html: flags.Html = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Show what each ZeRO stage would hold and send on a cluster; its help is `jzero.cli.plan_flags.HELP`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA's remarks on its own passes, which nobody here can act on
     with bad_input_exits(), _status() as status:
         if closed_form and compile_all:
@@ -77,6 +76,9 @@ def plan_command(
         _print_sizes(sizes, as_json)
     else:
         _print_plan(found, as_json)
+
+
+plan_command.__doc__ = flags.HELP  # long, and read by the command line, which takes docstrings for help
 
 
 def _print_sizes(sizes: Sequence[Largest], as_json: bool) -> None:

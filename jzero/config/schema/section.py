@@ -22,7 +22,7 @@ from jzero.errors import ConfigError
 class Section(BaseModel):
     """A JSON object of the configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other spellings of a key, and the field they stand for."""

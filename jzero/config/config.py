@@ -310,7 +310,7 @@ class Config(Section):
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where the value of each key that is set comes from, by dotted path; `jzero.config.show.report` has the rest."""
+        """Where the value of each key that is set comes from, by dotted path; see `jzero.config.show.report`."""
         return self._trace.origins
 
 

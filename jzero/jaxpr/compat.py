@@ -133,8 +133,8 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
 def overlap_options(overlap: bool) -> dict[str, Any]:
     """XLA's options for collectives beside compute on GPUs.
 
-    XLA's own pipelining of loops is off: it compiles their bodies several times, and `jzero.gather.schedule.loop_pipeline` does
-    without.
+    XLA's own pipelining of loops is off: it compiles their bodies several times, and
+    `jzero.gather.schedule.loop_pipeline` does without.
 
     Args:
         overlap: whether a gather and a scatter may be under way at once; one at a time takes the least memory.

@@ -104,7 +104,7 @@ def precision(config: Config) -> Precision:
 
     Example:
         >>> dtypes = precision(Config.load({"bf16": {"enabled": True}}))
-        >>> dtypes.compute.dtype.name, dtypes.lasting.dtype.name, dtypes.accumulate.dtype.name
+        >>> dtypes.compute.dtype.name, dtypes.param_dtype.dtype.name, dtypes.accumulate.dtype.name
         ('bfloat16', 'float32', 'float32')
     """
     chosen = config.precision

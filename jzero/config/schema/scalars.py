@@ -1,8 +1,8 @@
 """The scalar types of the configuration: what people write for a number or a switch, and what it becomes.
 
 DeepSpeed files hold `5e8` for whole numbers, numbers in quotes, and `"auto"` in place of nearly anything. Each type
-here takes those spellings; `"auto"` passes through every one of them and is replaced later by `jzero.config.resolve.auto`, so
-that after `Config.resolve` a value has the type its annotation says.
+here takes those spellings; `"auto"` passes through every one of them and is replaced later by
+`jzero.config.resolve.auto`, so that after `Config.resolve` a value has the type its annotation says.
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Writes the tables of docs/configuration.md from the schema: `python -m jzero.config.show.reference docs/configuration.md`.
+"""Writes the tables of docs/configuration.md from the schema.
+
+`python -m jzero.config.show.reference docs/configuration.md` does it.
 
 Types are described by the validators themselves, in the words of their error messages, so that the page cannot say
 anything else than the program. What stands above the marker in the file is written by hand and is left alone.

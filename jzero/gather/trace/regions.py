@@ -17,8 +17,7 @@ from jzero.jaxpr.policies import OFFLOAD
 
 
 def inputs_on_host(apply: Callable) -> Callable:
-    """Turns `apply(params, model_state, batch, key, train)` of a `jzero.flax.model.Model` into one that keeps block inputs
-    in host memory.
+    """Turns `apply` of a `jzero.flax.model.Model` into one that keeps block inputs in host memory.
 
     Blocks that keep more than their inputs, by a policy, stay as they are. Where no block is marked a `UserWarning`
     says how to mark some.

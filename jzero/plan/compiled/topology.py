@@ -36,7 +36,7 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
         gpus_per_node: GPUs that share a node, and thus NVLink; a cluster smaller than one node is one node.
 
     Returns:
-        A mesh as `jzero.sharding.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to that function.
+        A mesh as `jzero.sharding.mesh.make_mesh` builds it; for other axis sizes pass it its `devices.flat`.
 
     Raises:
         ConfigError: an unknown GPU, nodes that would not be full, or a GPU that XLA cannot compile for.

@@ -105,7 +105,8 @@ def step_work(program: Any, axis_sizes: Mapping[str, int], *, state_bytes: int, 
     """Adds up what one device runs in a training step.
 
     Args:
-        program: the jaxpr of `jzero.zero.step.train_step`: loss and gradients inside one `shard_map`, the update outside.
+        program: the jaxpr of `jzero.zero.step.train_step`: loss and gradients inside one `shard_map`, the update
+            outside.
         axis_sizes: sizes of the mesh's axes.
         state_bytes: of this device's parameters and moments, which the update reads and writes.
         param_bytes: of the parameters alone, and so of the gradients that it reads.

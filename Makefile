@@ -1,7 +1,7 @@
 # make demo     train a small GPT under ZeRO-3 on 8 simulated devices
 # make test     run the tests
 # make test-full  run them and those that take an hour
-# make check    lint, types and the examples in docstrings
+# make check    lint, layers of imports, types and the examples in docstrings
 # make docs     write the tables of docs/configuration.md anew
 # make notebooks  run the notebooks and keep what they show
 # make results  compile what docs/results shows, for GPUs that are not there
@@ -31,6 +31,7 @@ test-full: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest jzero
 

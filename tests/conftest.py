@@ -6,6 +6,8 @@ import pytest
 QUICKLY_COMPILED = (
     "tests/checkpoint/",
     "tests/cli/test_checkpoints.py",
+    "tests/flax/test_model.py",
+    "tests/gather/test_forms.py",
     "tests/zero/test_step.py",
 )
 """Where CPU programs are compiled quickly rather than well: each of them computes the same every time."""

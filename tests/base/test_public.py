@@ -14,8 +14,8 @@ PUBLIC = {
         JzeroError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState functional initialize
         initialize_from_environment make_mesh plan remat simulate_devices""",
     "jzero.checkpoint": "Checkpoints Saving Selection load load_newest read_header save",
-    "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments apply_overrides
-        load_run""",
+    "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments
+        apply_overrides load_run""",
     "jzero.doctor": "Finding Level Machine examine this_machine",
     "jzero.gather": "Limits gather_at_use scanned_dims",
     "jzero.jaxpr": """Equation JAX_VERSION Program ShapedArray Subprogram Variable bind called_program equation_key
@@ -25,10 +25,11 @@ PUBLIC = {
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
         SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
     "jzero.optim": "Optimizer build_optimizer",
-    "jzero.plan": """COMPILE_ONLY_OPTIONS ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS Largest
-        Layouts LeafLayout LinkTraffic Loop LoopTraffic Memory MemoryUse Plan Program Recommendation Row RunOptions Setting Span
-        StepTime Timeline closed_form compile_step deepspeed_estimate estimate_step gpu_figures gpu_mesh largest_model
-        max_batch parameter_layouts plan read_program""",
+    "jzero.plan": """COMPILE_ONLY_OPTIONS ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS
+        Largest Layouts LeafLayout LinkTraffic Loop LoopTraffic Memory MemoryUse Plan Program
+        Recommendation Row RunOptions Setting Span StepTime Timeline closed_form compile_step
+        deepspeed_estimate estimate_step gpu_figures gpu_mesh largest_model max_batch parameter_layouts
+        plan read_program""",
     "jzero.plan.render": "memory_bars memory_over_time report_html timeline_figure",
     "jzero.schedules": "Momentum build_momentum build_schedule hf_schedule",
     "jzero.train.data": "Corpus VOCAB_SIZE Windows load_corpus",

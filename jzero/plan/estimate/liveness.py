@@ -3,7 +3,7 @@
 Not every value becomes an array. XLA fuses elementwise operations into whatever reads their result, so that the arrays
 they came from are kept instead. One is made where an operation needs it (a product, a collective, a loop), and where a
 value that is read several times is smaller than what it came from. The rules were found by comparing with the buffers
-of compiled programs; `tests/plan/test_closed_form.py` holds them to what XLA does today.
+of compiled programs; `tests/plan/estimate/test_closed_form.py` holds them to what XLA does today.
 """
 
 from collections import Counter, defaultdict

@@ -18,7 +18,7 @@ from jzero.jaxpr.dead_code import parts, restrict
 from jzero.jaxpr.keys import equation_key
 from jzero.jaxpr.params import called_program, inner_jaxprs, scan_arity
 from jzero.jaxpr.primitives import name_of
-from jzero.jaxpr.program import Equation, Program, ShapedArray, Subprogram, Variable, bind, evaluate, subprogram, trace
+from jzero.jaxpr.program import Equation, Program, Subprogram, Variable, bind, evaluate, subprogram, trace
 from jzero.jaxpr.versions import JAX_VERSION, overlap_options
 from jzero.jaxpr.walk import equations, every_equation, interpret, run_replacing
 
@@ -26,7 +26,6 @@ __all__ = [
     "JAX_VERSION",
     "Equation",
     "Program",
-    "ShapedArray",
     "Subprogram",
     "Variable",
     "bind",

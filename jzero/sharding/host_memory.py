@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jzero.jaxpr import ShapedArray
+from jzero.jaxpr.program import ShapedArray
 
 Space = jax.memory.Space
 PINNED_HOST = "pinned_host"

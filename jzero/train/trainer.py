@@ -31,9 +31,9 @@ from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
-from jzero.train.interrupts import Interrupts, interrupts
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, Start, load_start
+from jzero.train.signals import Interrupts, interrupts
 
 VALIDATION_WINDOWS = 256
 """An evaluation reads about this many windows of the validation text, the same ones every time."""

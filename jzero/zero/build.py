@@ -26,7 +26,7 @@ from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, place_all
 from jzero.sharding.trees import pad, place_like_params, replicated, split
 from jzero.zero import shapes
 from jzero.zero.loss_scale import init_loss_scale
-from jzero.zero.precision import precision
+from jzero.zero.precision import precision_of
 from jzero.zero.shapes import Trainable, adapted
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
@@ -139,7 +139,7 @@ def build_functional(
     _check_mesh(config, mesh)
     batch = shapes.batch_shapes(sample_batch, config, mesh)
     local_batch = shapes.local_shapes(batch, n_data_shards(mesh))
-    pure_model, dtypes = adapted(model, loss_fn, config), precision(config)
+    pure_model, dtypes = adapted(model, loss_fn, config), precision_of(config)
     params, model_state = shapes.abstract_model(pure_model, dtypes, local_batch)
     mask = shapes.trainable_mask(params, trainable)
     dtypes.check(params)

@@ -97,7 +97,7 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def precision(config: ResolvedConfig) -> Precision:
+def precision_of(config: ResolvedConfig) -> Precision:
     """Reads the dtypes from the keys `fp16`, `bf16`, `data_types`, `communication_data_type` and `jzero.keep_fp32`.
 
     Gradients are summed and accumulated in fp32 unless a key says otherwise; DeepSpeed's default is the model's dtype.
@@ -105,7 +105,7 @@ def precision(config: ResolvedConfig) -> Precision:
     Example:
         >>> from jzero.config import Config
         >>> config = Config.load({"train_batch_size": 1, "bf16": {"enabled": True}})
-        >>> dtypes = precision(config.resolve(world=1))
+        >>> dtypes = precision_of(config.resolve(world=1))
         >>> dtypes.compute.dtype.name, dtypes.param_dtype.dtype.name, dtypes.accumulate.dtype.name
         ('bfloat16', 'float32', 'float32')
     """

@@ -18,7 +18,7 @@ PUBLIC = {
         apply_overrides load_run""",
     "jzero.doctor": "Finding Level Machine examine this_machine",
     "jzero.gather": "Limits gather_at_use scanned_dims",
-    "jzero.jaxpr": """Equation JAX_VERSION Program ShapedArray Subprogram Variable bind called_program equation_key
+    "jzero.jaxpr": """Equation JAX_VERSION Program Subprogram Variable bind called_program equation_key
         equations evaluate every_equation inner_jaxprs interpret name_of overlap_options parts restrict
         run_replacing scan_arity subprogram trace""",
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",

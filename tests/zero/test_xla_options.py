@@ -8,7 +8,7 @@ from jzero import make_mesh
 from jzero.config import Config
 from jzero.jaxpr import overlap_options
 from jzero.plan import gpu_mesh
-from jzero.zero.precision import precision
+from jzero.zero.precision import precision_of
 from jzero.zero.xla_options import COMBINE_UP_TO_BYTES, GATHER_UP_TO_BYTES, compiler_options
 from tests import jax_versions
 from tests.helpers import mesh_of
@@ -22,7 +22,7 @@ def options(stage=2, *, mesh=None, hidden_size=None, zero=None, layer_size=0, **
     given = {"train_batch_size": 16, "zero_optimization": {"stage": stage, **(zero or {})}, **sections}
     config = Config.load(given).resolve(world=16, hidden_size=hidden_size)
     before = dict(os.environ)
-    found = compiler_options(mesh or gpu_mesh("h100-80g", 16), config, precision(config), layer_size)
+    found = compiler_options(mesh or gpu_mesh("h100-80g", 16), config, precision_of(config), layer_size)
     assert os.environ == before
     return found
 

@@ -64,12 +64,7 @@ class Saving:
 
 
 def save(
-    path: PathLike,
-    state: Any,
-    metadata: Mapping[str, Any],
-    *,
-    placements: Any = None,
-    only: tuple[str, ...] = ("*",),
+    path: PathLike, state: Any, metadata: Mapping[str, Any], *, placements: Any = None, only: tuple[str, ...] = ("*",)
 ) -> Saving:
     """Starts to write a checkpoint, replacing one that is already there; every process must call it.
 
@@ -89,10 +84,7 @@ def save(
             cannot be written, as far as that is known at once.
     """
     path = Path(path).absolute()
-    try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
+    _check_metadata(path, metadata)
     shapes = true_shapes(state, placements)
     chosen = {name: x for name, x in by_name(state).items() if Selection(only=only).chooses(name)}
     leaves = without_padding({name: x for name, x in chosen.items() if x.size}, shapes)
@@ -144,6 +136,13 @@ def save(
         leave(recover)
 
     return Saving(path, finish)
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
 
 
 def _sentence(path: Path, error: BaseException) -> CheckpointError:

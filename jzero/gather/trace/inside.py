@@ -13,7 +13,7 @@ import jax
 from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.trace.regions import remat_regions
 from jzero.gather.trace.structural_keys import structural_key
-from jzero.gather.trace.walk import stacked_operands, walk
+from jzero.gather.trace.visitor import stacked_operands, walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.products import apply_primitive
 from jzero.gather.unit.split_vjp import Operands, SplitVJP, is_inexact, recomputing_vjp, saving_vjp

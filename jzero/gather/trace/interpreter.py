@@ -15,7 +15,7 @@ import jax
 
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
 from jzero.gather.trace.inside import Inside, Rules, identity_unit, make_unit
-from jzero.gather.trace.walk import walk
+from jzero.gather.trace.visitor import walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.run import run_unit
 from jzero.gather.unit.split_vjp import SplitVJP, is_inexact

@@ -30,7 +30,7 @@ from jzero.jaxpr.primitives import (
     SUMS,
     UPDATE_SLICE,
 )
-from jzero.plan.estimate.flatten import Op, Value, flatten
+from jzero.plan.estimate.flat_program import Op, Value, flatten
 from jzero.plan.estimate.order import REORDERED, breadth_first, gradients_last, sums_together, with_copies
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, CONSTANTS = "gathered weights", "gradients", "activations", "constants of loops"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jzero.jaxpr.params import dot_of
 from jzero.jaxpr.primitives import CONVOLUTION, DOT, LOOPS, SINKS, SUMS
-from jzero.plan.estimate.flatten import Op, Value
+from jzero.plan.estimate.flat_program import Op, Value
 
 REORDERED = "reordered"
 """The name of an operation that copies a value into another order of dimensions."""

@@ -42,7 +42,7 @@ from jzero.jaxpr.primitives import (
     is_scan,
 )
 from jzero.jaxpr.walk import only_equation
-from jzero.plan.estimate.flatten import value_of
+from jzero.plan.estimate.flat_program import value_of
 from jzero.plan.hardware.kernel import Kernel
 
 _SMALL = 2**20

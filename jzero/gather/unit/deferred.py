@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import PyTree
 from jzero.jaxpr import Equation, bind
 from jzero.jaxpr.params import new_dtype
 from jzero.jaxpr.primitives import is_cast, rearranges, stops_gradient
@@ -28,8 +29,8 @@ class ParamShards(NamedTuple):
     """
 
     shard: Any
-    whole: Any = None
-    ready: Any = None
+    whole: PyTree = None
+    ready: PyTree = None
 
     @property
     def payload(self) -> Any:
@@ -62,7 +63,7 @@ class DeferredParam:
     in_advance: bool = False
     trainable: bool = True
     on_host: bool = False
-    ready: Any = None
+    ready: PyTree = None
     replay: tuple[Equation, ...] = ()
 
     @property

@@ -1,7 +1,8 @@
 # make demo     train a small GPT under ZeRO-3 on 8 simulated devices
 # make test     run the tests
+# make test-fast  run a part of them in two minutes
 # make test-full  run them and those that take an hour
-# make check    lint, types and the examples in docstrings
+# make check    lint, layers of imports, types and the examples in docstrings
 # make docs     write the tables of docs/configuration.md and draw docs/passes.svg anew
 # make notebooks  run the notebooks and keep what they show
 # make results  compile what docs/results shows, for GPUs that are not there
@@ -17,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 
-.PHONY: demo test test-full check docs notebooks results bench install clean
+.PHONY: demo test test-fast test-full check docs notebooks results bench install clean
 
 demo: $(INSTALLED)
 	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
@@ -25,12 +26,18 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
+# What to run while working: something quick of every folder, named in tests/fast.txt, one file or test a line. Whoever
+# adds a folder of tests adds a line for it, or tests/house/test_fast.py fails; two minutes on two cores are the limit.
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest @tests/fast.txt -n 2 --dist worksteal
+
 test-full: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not browser"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest jzero
 

@@ -26,7 +26,7 @@ from rich.table import Table
 import jzero
 from jzero.config import Config
 from jzero.plan import closed_form, compile_step, estimate_step, read_program
-from jzero.zero.build import functional
+from jzero.start import functional
 
 UP_TO = {"lasting": 0.05, "peak": 0.15}
 _SMALL: dict[str, Any] = {"layers": 4, "d_model": 768, "seq_len": 512, "vocab_size": 8192}

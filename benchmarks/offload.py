@@ -19,11 +19,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from jzero.offload.interface import UpdateInputs  # noqa: E402
 from jzero.sharding.trees import split  # noqa: E402
 from jzero.zero.build import Functional  # noqa: E402
-from jzero.zero.grad_stats import GradStats  # noqa: E402
 from jzero.zero.state import TrainState  # noqa: E402
-from jzero.zero.update import update_from_host, update_on_devices  # noqa: E402
 
 
 class Stack:
@@ -63,13 +62,13 @@ def built(n_params: float, zero: dict[str, Any]) -> Functional:
 def update_of(fns: Functional) -> Any:
     """The compiled update alone: `state, grads -> state`."""
     spec = fns.spec
-    update = update_from_host if spec.update_plan else update_on_devices
 
     def step(state: TrainState, grads: Any) -> tuple[Any, Any]:
         trained, _ = split(state.params, spec.trainable)
         one = jnp.float32(1)
-        grad_stats = GradStats(one, jnp.asarray(True), jnp.int32(-1))
-        return update(spec, trained, state.opt_state, grads, one, one, grad_stats)
+        inputs = UpdateInputs(trained, state.opt_state, grads, one, one, one, jnp.asarray(True))
+        updated = spec.offload.update(inputs)
+        return updated.trained, updated.opt_state
 
     shardings = jax.tree.map(lambda x: x.sharding, (fns.state.params, fns.state.opt_state))
     return jax.jit(step, donate_argnums=0, out_shardings=shardings)

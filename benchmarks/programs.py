@@ -23,7 +23,7 @@ from peers import Peer, deepspeed_config, hand_written
 
 from jzero.config import Config
 from jzero.plan import COMPILE_ONLY_OPTIONS
-from jzero.zero.build import functional
+from jzero.start import functional
 
 PHASES = ("build", "trace", "compile")
 

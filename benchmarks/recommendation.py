@@ -24,10 +24,10 @@ from rich.table import Table
 
 from jzero import models
 from jzero.plan import Plan, Setting, plan
-from jzero.plan.search.recommend import costs
+from jzero.plan.search.recommendation import costs
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import fallbacks, settings
-from jzero.plan.search.workload import Workload, workload
+from jzero.plan.search.workload import Workload, workload_of
 
 STAGES = (0, 1, 2, 3)
 GPT = {"family": "gpt", "vocab_size": 8192, "seq_len": 512, "d_model": 512, "n_layer": 8, "n_head": 8}
@@ -124,7 +124,7 @@ def check(pair: Pair, folder: Path, say: Any) -> dict[str, Any]:
     run = run_of(pair, str(gpu))
     say("planning")
     found = plan(**run, compiled="recommended")
-    what = workload(**run)
+    what = workload_of(**run)
     every = all_settings(found.base, remat=run["rematerialised"] is not None)
     rows = {s: what.estimate(s, batch=s.micro_batch != found.base.micro_batch) for s in every}
     chosen = found.recommendation.setting

@@ -1,15 +1,14 @@
-"""jzero: ZeRO stages 0 to 3 for any Flax model, driven by the DeepSpeed JSON you already have."""
+"""jzero: ZeRO stages 0 to 3 for any Flax model, driven by the DeepSpeed JSON you already have.
 
+Names are loaded when they are first used; until then neither JAX nor Flax is.
+"""
+
+from typing import TYPE_CHECKING
+
+from jzero.base.lazy import lazy_names
 from jzero.base.quiet import quiet_start
-
-quiet_start()
-
-from jzero import plan  # noqa: E402
-from jzero.base.version import VERSION  # noqa: E402
-from jzero.checkpoint import Checkpoints  # noqa: E402
-from jzero.config import Config  # noqa: E402
-from jzero.engine import Engine, initialize  # noqa: E402
-from jzero.errors import (  # noqa: E402
+from jzero.base.version import VERSION
+from jzero.errors import (
     BatchError,
     CheckpointError,
     ConfigError,
@@ -17,14 +16,39 @@ from jzero.errors import (  # noqa: E402
     JzeroError,
     LossScaleError,
     ModelError,
+    OffloadError,
     SkippedStepsError,
 )
-from jzero.flax.model import Mean  # noqa: E402
-from jzero.flax.rematerialise import remat  # noqa: E402
-from jzero.launch import initialize_from_environment  # noqa: E402
-from jzero.sharding.mesh import make_mesh, simulate_devices  # noqa: E402
-from jzero.zero.build import Functional, functional  # noqa: E402
-from jzero.zero.state import TrainState  # noqa: E402
+
+if TYPE_CHECKING:
+    from jzero import plan
+    from jzero.checkpoint import Checkpoints
+    from jzero.config import Config
+    from jzero.engine import Engine
+    from jzero.flax.model import Mean
+    from jzero.flax.rematerialise import remat
+    from jzero.launch import initialize_from_environment
+    from jzero.sharding.mesh import make_mesh, simulate_devices
+    from jzero.start import functional, initialize
+    from jzero.zero.build import Functional
+    from jzero.zero.state import TrainState
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "jzero.plan": (),
+            "jzero.checkpoint": ("Checkpoints",),
+            "jzero.config": ("Config",),
+            "jzero.engine": ("Engine",),
+            "jzero.flax.model": ("Mean",),
+            "jzero.flax.rematerialise": ("remat",),
+            "jzero.launch": ("initialize_from_environment",),
+            "jzero.sharding.mesh": ("make_mesh", "simulate_devices"),
+            "jzero.start": ("functional", "initialize"),
+            "jzero.zero.build": ("Functional",),
+            "jzero.zero.state": ("TrainState",),
+        },
+    )
 
 __version__ = VERSION
 __all__ = [
@@ -40,6 +64,7 @@ __all__ = [
     "LossScaleError",
     "Mean",
     "ModelError",
+    "OffloadError",
     "SkippedStepsError",
     "TrainState",
     "functional",
@@ -50,3 +75,5 @@ __all__ = [
     "remat",
     "simulate_devices",
 ]
+
+quiet_start()

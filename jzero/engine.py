@@ -1,132 +1,33 @@
 """The engine: the object a user holds. It owns the live state and hands batches to the compiled functions."""
 
-import logging
 import os
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
-from jzero.config import Config
+from jzero.base.types import Batch, PyTree
+from jzero.config import ResolvedConfig
 from jzero.errors import (
     BatchError,
-    ConfigError,
     JzeroError,
     LossScaleError,
-    ModelError,
-    OffloadError,
     SkippedStepsError,
 )
 from jzero.explain.parameters import Explanation, explain
-from jzero.offload.host_budget import check_host_memory
-from jzero.offload.nvme.nvme_state import NvmeState
-from jzero.plan.search.auto import resolve_auto
-from jzero.sharding.mesh import DATA_AXES, mesh_for, n_data_shards
+from jzero.offload.interface import StateStore
+from jzero.sharding.mesh import DATA_AXES, n_data_shards
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement, split, unpad
 from jzero.zero import checkpointing as train_state
-from jzero.zero.build import Functional, Trainable, adapted, functional, model_width
+from jzero.zero.build import Functional
 from jzero.zero.grad_stats import why_skipped
 from jzero.zero.stages import StagePlan
 from jzero.zero.state import TrainState
-
-
-def initialize(
-    *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
-    optimizer: optax.GradientTransformation | None = None,
-    schedule: optax.Schedule | None = None,
-    trainable: Trainable | Any | None = None,
-    params: Any | None = None,
-    mesh: Mesh | None = None,
-    seed: int = 0,
-) -> "Engine":
-    """Makes an engine: resolves the configuration, lays the model out over the mesh and creates its state, sharded.
-
-    Args:
-        model: a Flax Linen module; a function `rngs -> NNX module`; or, without Flax, any object with
-            `init(key, batch) -> params`. It is called under `jit`, so no device ever holds the whole model at stages 1
-            to 3.
-        loss_fn: `loss_fn(model, batch)`, without Flax `loss_fn(params, batch)`; it returns a scalar (or
-            `jzero.Mean`), or that and a dict of scalar
-            metrics. With a third parameter named `train` it is told whether this is a training step.
-        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. A stage or micro-batch of `"auto"` is
-            chosen by a plan for these devices; `engine.config.notes` says which and why. These notes are
-            logged too, at level INFO, unless a `jzero.Config` was given, which had them before.
-        sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
-        optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
-        schedule: applied steps -> learning rate, in place of the configuration's scheduler.
-        trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
-        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation.
-        mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
-            has them.
-        seed: of the initialisation and of every random stream.
-
-    Returns:
-        The engine.
-
-    Raises:
-        JzeroError: whatever does not fit, in one sentence.
-
-    Example:
-        >>> from flax import nnx
-        >>> engine = initialize(
-        ...     model=lambda rngs: nnx.Linear(4, 1, rngs=rngs),
-        ...     loss_fn=lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2).mean(),
-        ...     config={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}},
-        ...     sample_batch={"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)},
-        ... )
-        >>> metrics = engine.train_batch({"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)})
-        >>> int(metrics["applied_steps"])
-        1
-    """
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    given = resolve_auto(
-        Config.load(config),
-        mesh=mesh,
-        model=model,
-        loss_fn=loss_fn,
-        sample_batch=sample_batch,
-        optimizer=optimizer,
-        trainable=trainable,
-    )
-    mesh = mesh_for(given) if mesh is None else mesh
-    model = adapted(model, loss_fn, given)
-    resolved = given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch))
-    _agree_over_processes(resolved, seed)
-    if not isinstance(config, Config) and jax.process_index() == 0:
-        for note in resolved.notes:
-            logging.getLogger("jzero").info("%s", note)
-    fns = functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=resolved,
-        sample_batch=sample_batch,
-        mesh=mesh,
-        optimizer=optimizer,
-        schedule=schedule,
-        trainable=trainable,
-    )
-    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    check_host_memory(fns.host_budget, len(local), local[0].platform)
-    if params is not None:
-        params = _like_model(params, fns.placements.params)
-    given = () if params is None else (params,)
-    if fns.partition is None:
-        return Engine(fns, fns.init(np.uint32(seed), *given))
-    nvme_state = NvmeState(fns)
-    return Engine(fns, nvme_state.init(np.uint32(seed), *given), nvme_state)
 
 
 class Engine:
@@ -136,17 +37,18 @@ class Engine:
         functional: the pure functions and everything fixed about the run.
         state: the live `TrainState`; its arrays are in stored (padded) shapes. With the optimizer on NVMe it has
             parameters as they compute, and None for moments that are in files.
+        store: makes, changes and shows that state, wherever its parts lie.
     """
 
-    def __init__(self, functional: Functional, state: TrainState, nvme_state: NvmeState | None = None):
+    def __init__(self, functional: Functional, state: TrainState, store: StateStore):
         self.functional = functional
         self.state = state
-        self._nvme = nvme_state
+        self.store = store
         self._unread: dict[str, jax.Array] | None = None
         self._stopped: JzeroError | None = None
 
     @property
-    def config(self) -> Config:
+    def config(self) -> ResolvedConfig:
         """The resolved configuration."""
         return self.functional.spec.config
 
@@ -172,7 +74,7 @@ class Engine:
         With offloading they are in host memory, where `jax` cannot compute with them: `numpy.asarray` or
         `jax.device_put` makes a copy that can be used. With the optimizer on NVMe each access reads them from there.
         """
-        return unpad(self._whole_state().params, self.placements)
+        return unpad(self.store.whole(self.state).params, self.placements)
 
     def explain(self) -> Explanation:
         """What a training step does with each parameter: where it lies, when it is gathered, and what travels.
@@ -185,7 +87,7 @@ class Engine:
         """
         return explain(self.functional)
 
-    def train_batch(self, batch: Any) -> dict[str, jax.Array]:
+    def train_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Takes one training step.
 
         Args:
@@ -209,8 +111,7 @@ class Engine:
         batch = self._place(batch)
         if self._stopped is not None:
             raise self._stopped
-        step = self.functional.step if self._nvme is None else self._nvme.step
-        self.state, metrics = step(self.state, batch)
+        self.state, metrics = self.store.step(self.state, batch)
         # Read one step late, while the next one already runs, so that the devices never wait for the host.
         before, self._unread = self._unread, self._watched(metrics)
         if before is not None:
@@ -233,7 +134,7 @@ class Engine:
         names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained, is_leaf=is_placement)]
         return why_skipped(metrics, names, self.config.gradient_accumulation_steps)
 
-    def eval_batch(self, batch: Any) -> dict[str, jax.Array]:
+    def eval_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Evaluates the loss without training.
 
         Args:
@@ -245,7 +146,7 @@ class Engine:
         n_shards = n_data_shards(self.mesh) // jax.process_count()
         sharding = NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
 
-        def place(path: Any, x: Any) -> jax.Array:
+        def place(path: PyTree, x: PyTree) -> jax.Array:
             x = np.asarray(x)
             if not x.ndim or x.shape[0] % n_shards or not x.shape[0]:
                 raise BatchError(
@@ -281,7 +182,7 @@ class Engine:
         """
         saving = checkpoint.save(
             path,
-            self._whole_state(),
+            self.store.whole(self.state),
             train_state.describe(self.functional, self.state, extra or {}),
             placements=self.functional.placements,
             only=_globs(only),
@@ -325,8 +226,8 @@ class Engine:
             new head.
         """
         selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
-        state, metadata = train_state.restore(path, self.functional, self._whole_state(), selection)
-        self.state = state if self._nvme is None else self._nvme.replace(state)
+        state, metadata = train_state.restore(path, self.functional, self.store.whole(self.state), selection)
+        self.state = self.store.replace(state)
         self._unread = self._stopped = None
         return metadata["extra"]
 
@@ -341,15 +242,9 @@ class Engine:
         Raises:
             OffloadError: nothing of this model is there.
         """
-        if self._nvme is None:
-            raise OffloadError("nothing is kept on NVMe (zero_optimization.offload_optimizer); load a checkpoint.")
-        self.state = self._nvme.recover(self.state)
+        self.state = self.store.recover(self.state)
         self._unread = self._stopped = None
         return int(self.state.step)
-
-    def _whole_state(self) -> TrainState:
-        """The state with what is in files, which then takes host memory."""
-        return self.state if self._nvme is None else self._nvme.whole(self.state)
 
     def _watched(self, metrics: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
         """What has to be read of a step to know whether the run goes on, if anything."""
@@ -375,7 +270,7 @@ class Engine:
         if self._stopped is not None:
             raise self._stopped
 
-    def _place(self, batch: Any) -> Any:
+    def _place(self, batch: Batch) -> Any:
         """Checks a training batch and spreads it over the mesh, `[rows, ...]` -> `[accumulation, micro-batch, ...]`."""
         expected = self.functional.batch
         if jax.tree.structure(batch) != jax.tree.structure(expected):
@@ -386,7 +281,7 @@ class Engine:
         n_micro = self.config.gradient_accumulation_steps
         rows = self.config.train_batch_size // jax.process_count()
 
-        def place(path: Any, x: Any, like: Any) -> jax.Array:
+        def place(path: Any, x: Any, like: PyTree) -> jax.Array:
             x = np.asarray(x)
             if x.shape != (rows, *like.shape[2:]):
                 raise BatchError(
@@ -402,29 +297,3 @@ class Engine:
 
 def _globs(only: str | Sequence[str]) -> tuple[str, ...]:
     return (only,) if isinstance(only, str) else tuple(only)
-
-
-def _like_model(params: Any, placements: Any) -> Any:
-    """Checks given parameters against the model's, by name, and brings them into the model's tree."""
-    expected = {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(placements)}
-    by_name = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
-    given = {name: tuple(np.shape(x)) for name, x in by_name.items()}
-    if given != expected:
-        wrong = [
-            f"{name}: {given.get(name, 'missing')}, expected {expected.get(name, 'no such parameter')}"
-            for name in sorted(given.keys() | expected.keys())
-            if given.get(name) != expected.get(name)
-        ]
-        raise ModelError(f"params do not fit the model in {len(wrong)} leaves: {'; '.join(wrong[:5])}.")
-    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
-
-
-def _agree_over_processes(config: Config, seed: int) -> None:
-    """Refuses processes that were started with different settings: they would hang or silently diverge."""
-    if jax.process_count() == 1:
-        return
-    digest = zlib.crc32(repr((config, seed)).encode())
-    digests = multihost_utils.process_allgather(np.uint32(digest)).ravel().tolist()
-    if len(set(digests)) > 1:
-        other = next(i for i, d in enumerate(digests) if d != digests[0])
-        raise ConfigError(f"process {other} has another configuration or seed than process 0; start all with the same.")

@@ -9,8 +9,9 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from jzero.checkpoint import read_header
+from jzero.checkpoint.format import header as headers
 from jzero.checkpoint.format.header import Header
+from jzero.checkpoint.run.place import find
 from jzero.cli.exits import bad_input_exits
 
 
@@ -27,7 +28,8 @@ def inspect_command(
         jzero inspect runs/demo/checkpoint-300 --json
     """
     with bad_input_exits():
-        folder, header = read_header(checkpoint)
+        folder = find(checkpoint)
+        header = headers.read(folder)
     if as_json:
         typer.echo(json.dumps(summary(folder, header), indent=2))
     else:

@@ -1,12 +1,12 @@
 """What `jzero plan` is asked about: a run file, or a model by name with what else a run needs."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jzero import models
 from jzero.config import RunConfig, load_run
 from jzero.errors import ConfigError
 from jzero.models import BuiltModel
+from jzero.plan.search.workload import RunOptions
 from jzero.train.trainer import language_model
 
 
@@ -47,7 +47,7 @@ def planned_run(arguments: Sequence[str], model: str | None, shorthands: Sequenc
     return load_run(run, [*shorthands, *arguments], file=f"--model {model}")
 
 
-def plan_options(run: RunConfig, *, n_gpus: int) -> dict[str, Any]:
+def plan_options(run: RunConfig, *, n_gpus: int) -> RunOptions:
     """What `jzero.plan.plan` takes, of what `jzero train` would run; and of models of images, which it would not.
 
     Args:
@@ -56,8 +56,9 @@ def plan_options(run: RunConfig, *, n_gpus: int) -> dict[str, Any]:
     """
     model, arguments = planned_model(run), run.training_arguments
     config = run.deepspeed.model_copy(update={"scheduler": None})
-    known = {"training_arguments": arguments, "hidden_size": model.hidden_size}
-    rows = config.resolve(world=n_gpus, **known, partly=True).train_batch_size
+    rows = config.resolve(
+        world=n_gpus, training_arguments=arguments, hidden_size=model.hidden_size, partly=True
+    ).train_batch_size
     return {
         "model": model.factory,
         "loss_fn": model.loss_fn,
@@ -65,7 +66,8 @@ def plan_options(run: RunConfig, *, n_gpus: int) -> dict[str, Any]:
         "sample_batch": model.batch(rows, run.data.seq_len),
         "n_gpus": n_gpus,
         "rematerialised": _rematerialised(run),
-        **known,
+        "training_arguments": arguments,
+        "hidden_size": model.hidden_size,
     }
 
 
@@ -79,7 +81,7 @@ def planned_model(run: RunConfig) -> BuiltModel:
     return language_model(run) if model.image is None else model
 
 
-def _rematerialised(run: RunConfig) -> Any | None:
+def _rematerialised(run: RunConfig) -> Callable | None:
     """The model with rematerialised blocks; None where it has them, or where its family has no such option."""
     if run.model.get("remat") or run.deepspeed.jzero.remat:
         return None

@@ -1,27 +1,53 @@
-"""The `jzero` program: its commands, put together."""
+"""The `jzero` program: its commands, put together. Each is imported when it is run."""
 
 from typing import Annotated
 
-import jax
 import typer
 
-import jzero
-from jzero.cli.config import config_command
-from jzero.cli.doctor import doctor_command
-from jzero.cli.export import export_command
-from jzero.cli.import_ import import_command
-from jzero.cli.inspect import inspect_command
-from jzero.cli.plan import plan_command
-from jzero.cli.train import train_command
+from jzero.base.version import VERSION
+from jzero.cli.lazy_group import LazyCommand, LazyGroup
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
+COMMANDS = {
+    "train": LazyCommand("jzero.cli.train", "train_command", "Train the model of a run file."),
+    "config": LazyCommand(
+        "jzero.cli.config",
+        "config_command",
+        "Show what a configuration comes to: each key's value, where it comes from, and what becomes of it.",
+    ),
+    "export": LazyCommand("jzero.cli.export", "export_command", "Write a checkpoint's weights as plain files."),
+    "import": LazyCommand(
+        "jzero.cli.import_", "import_command", "Make a checkpoint of plain weights, for a model that jzero ships."
+    ),
+    "inspect": LazyCommand("jzero.cli.inspect", "inspect_command", "Show what a checkpoint holds, without loading it."),
+    "plan": LazyCommand(
+        "jzero.cli.plan",
+        "plan_command",
+        "Show what each ZeRO stage would hold and send on a cluster, and which setting to take. Needs no GPU.",
+    ),
+    "doctor": LazyCommand(
+        "jzero.cli.doctor", "doctor_command", "Show what this machine has for training, and what is wrong with it."
+    ),
+}
+
+
+class _Commands(LazyGroup):
+    lazy = COMMANDS
+
+
+app: typer.Typer = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"jzero {jzero.__version__}, jax {jax.__version__}")
+        import jax
+
+        typer.echo(f"jzero {VERSION}, jax {jax.__version__}")
         raise typer.Exit
 
 
@@ -32,15 +58,6 @@ def _jzero(
     ] = False,
 ) -> None:
     """Train Flax models under ZeRO stages 0-3 from a DeepSpeed JSON."""
-
-
-app.command("train")(train_command)
-app.command("config")(config_command)
-app.command("export")(export_command)
-app.command("import")(import_command)
-app.command("inspect")(inspect_command)
-app.command("plan")(plan_command)
-app.command("doctor")(doctor_command)
 
 
 def main() -> None:

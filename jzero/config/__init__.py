@@ -1,6 +1,6 @@
 """DeepSpeed JSON and run files, read into frozen objects in which every key is known and every value checked."""
 
-from jzero.config.config import Config
+from jzero.config.config import Config, ResolvedConfig
 from jzero.config.run import DataConfig, RunConfig, apply_overrides, load_run
 from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.optimizer import OptimizerConfig
@@ -10,6 +10,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "OptimizerConfig",
+    "ResolvedConfig",
     "RunConfig",
     "SchedulerConfig",
     "TrainingArguments",

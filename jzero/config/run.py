@@ -3,10 +3,9 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import hjson
-
+from jzero.base.types import Json
 from jzero.config.config import Config
 from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.scalars import Anything, Fraction, Positive, Texts, choice
@@ -27,7 +26,7 @@ class DataConfig(Section):
     validation_share: Fraction = 0.05
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Files and source belong together."""
         if (values.get("source") == "text") != bool(values.get("files")):
             yield "files", 'must list globs when `source` is "text", and only then'
@@ -46,7 +45,7 @@ class RunConfig(Section):
     deepspeed: Anything
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The model names its family, and there is a DeepSpeed part."""
         model = values.get("model")
         if not isinstance(model, Mapping) or not isinstance(model.get("family", model.get("size")), str):
@@ -56,7 +55,7 @@ class RunConfig(Section):
 
 
 def load_run(
-    source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = (), *, file: str = "run"
+    source: str | os.PathLike[str] | Mapping[str, Json], overrides: Sequence[str] = (), *, file: str = "run"
 ) -> RunConfig:
     """Reads a run file.
 
@@ -85,7 +84,7 @@ def load_run(
     return run.model_copy(update={"deepspeed": Config.load(data["deepspeed"], file=deepspeed_file, notes=trace.notes)})
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(data: Mapping[str, Json], overrides: Sequence[str]) -> dict[str, Json]:
     """Sets `a.b.c=value` keys in a copy of a mapping; values are read as JSON, and as text where they are no JSON.
 
     >>> apply_overrides({"model": {"n_layer": 2}}, ["model.n_layer=4", "deepspeed.bf16.enabled=true"])
@@ -106,14 +105,16 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return result
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> Json:
+    import hjson  # only overrides need it
+
     try:
         return _copy(hjson.loads(f"[\n{text}\n]"))[0] if text else ""
     except hjson.HjsonDecodeError:
         return text
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Json) -> Json:
     if isinstance(value, Mapping):
         return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value

@@ -2,26 +2,43 @@
 
 What lasts between steps is read from the live arrays. What exists only inside a step, gradients and the parameters in
 the compute dtype, is worked out from the placements and the stage's row in `jzero.zero.stages`. The formula is that of
-mixed-precision Adam (Rajbhandari et al. 2020, section 3.1): 16 bytes a parameter, of which a stage divides its part by
-the number of shards.
+`jzero.explain.paper`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from rich.table import Table
 
+from jzero.base.types import PyTree
 from jzero.base.units import format_bytes
+from jzero.explain.paper import PaperTerm, paper_terms
+from jzero.offload.host_budget import Budget
 from jzero.sharding.host_memory import PINNED_HOST
+from jzero.sharding.placement import Placement
 from jzero.sharding.trees import is_placement, split
+from jzero.zero.build import Functional
 from jzero.zero.precision import DTYPES
 from jzero.zero.stages import Gather, StagePlan
+from jzero.zero.state import TrainState
 
-if TYPE_CHECKING:
-    from jzero.engine import Engine
+
+class LiveRun(Protocol):
+    """What is looked at: a `jzero.Engine`."""
+
+    @property
+    def functional(self) -> Functional:
+        """The functions and everything fixed about the run."""
+        ...
+
+    @property
+    def state(self) -> TrainState:
+        """The live state."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,78 +64,67 @@ class MemoryPart:
     why: str
 
 
-def memory_breakdown(engine: "Engine") -> list[MemoryPart]:
+def memory_breakdown(run: LiveRun) -> list[MemoryPart]:
     """Lists what a device holds.
 
     Args:
-        engine: from `jzero.initialize`.
+        run: an engine, from `jzero.initialize`.
 
     Returns:
         The parts, lasting ones first.
     """
-    plan, state = engine.stage_plan, engine.state
-    placements = jax.tree.leaves(engine.placements, is_leaf=is_placement)
-    sizes = [math.prod(p.shape) for p in placements]
-    n_params, n_shards = sum(sizes), engine.mesh.shape["shard"]
-    n_state = n_shards if plan.shards_state else 1
-    n_grads = n_shards if plan.scatters_at_use else 1
-    n_compute = n_shards if plan.gather is Gather.AT_USE else 1
+    plan, state = run.functional.spec.plan, run.state
+    placements = jax.tree.leaves(run.functional.placements.params, is_leaf=is_placement)
+    n_params, n_shards = sum(math.prod(p.shape) for p in placements), run.functional.spec.mesh.shape["shard"]
+    terms, spread = paper_terms(plan, n_shards), _spread(placements, n_shards if plan.shards_state else 1)
+    swaps = run.functional.host_budget.in_files > 0
+    name, params = ("master parameters", terms.parameters)
+    if swaps:
+        name, params = "parameters, as they compute", terms.parameters._replace(bytes_each=2)
+    rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
+    grads_bytes = 0 if run.functional.spec.offload.fetches_at_use else _grads_bytes(run)
+    grads_why = f"{_grads_dtype(run)}, {plan.reduce.value}"
 
-    def part(name: str, lasts: bool, n_bytes: int, bytes_each: int | None, shards: int, why: str) -> MemoryPart:
-        paper = None if bytes_each is None else bytes_each * n_params / shards
-        formula = "" if bytes_each is None else f"{bytes_each}P" if shards == 1 else f"{bytes_each}P/{shards}"
+    def part(name: str, lasts: bool, n_bytes: int, term: PaperTerm | None, why: str) -> MemoryPart:
+        paper, formula = (None, "") if term is None else (term.n_bytes(n_params), term.formula)
         return MemoryPart(name, lasts, False, n_bytes, paper, formula, why)
 
-    spread = _spread(placements, n_state)
-    needed, at_use = engine.functional.host_budget, engine.functional.spec.offload_plan.at_use
-    swaps = needed.in_files > 0
-    hosted = [
-        MemoryPart(
-            f"on the host: parameters{', as they compute' if swaps else ' and moments'}",
-            True,
-            True,
-            needed.state,
-            None,
-            "",
-            "fetched at each use" if swaps else "pass through the device in pieces",
-        ),
-        MemoryPart(
-            "on the host: gradients", False, True, needed.gradients, None, "", "leave the backward pass as they arise"
-        ),
-    ]
-    if swaps:
-        why = "read, updated on the CPU and written in every step; the disk takes it twice"
-        hosted.append(MemoryPart("in files: parameters and moments", True, True, needed.in_files, None, "", why))
-    rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
+    as_params = "lies like the parameters it belongs to"
     return [
+        part(name, True, device_bytes(state.params), params, spread),
+        part("optimizer state", True, device_bytes(state.opt_state), terms.optimizer_state, as_params),
+        part("model state, scaler, rng", True, device_bytes(rest), None, "small, so a copy on each device"),
+        part("gradients", False, grads_bytes, terms.gradients, grads_why),
         part(
-            "parameters, as they compute" if swaps else "master parameters",
-            True,
-            device_bytes(state.params),
-            2 if swaps else 4,
-            n_state,
-            spread,
-        ),
-        part(
-            "optimizer state", True, device_bytes(state.opt_state), 8, n_state, "lies like the parameters it belongs to"
-        ),
-        part("model state, scaler, rng", True, device_bytes(rest), None, 1, "small, so a copy on each device"),
-        part(
-            "gradients",
+            "parameters in compute",
             False,
-            0 if at_use else _grads_bytes(engine),
-            2,
-            n_grads,
-            f"{_grads_dtype(engine)}, {plan.reduce.value}",
+            _compute_bytes(run, placements),
+            terms.gathered_weights,
+            _compute_why(run, plan),
         ),
-        part(
-            "parameters in compute", False, _compute_bytes(engine, placements), 2, n_compute, _compute_why(engine, plan)
-        ),
-        *[part for part in hosted if part.n_bytes],
+        *_offloaded(run.functional.host_budget),
     ]
 
 
-def device_bytes(tree: Any) -> int:
+def _offloaded(needed: Budget) -> list[MemoryPart]:
+    """What is in host memory and in files, as far as anything is."""
+    swaps = needed.in_files > 0
+    params = f"on the host: parameters{', as they compute' if swaps else ' and moments'}"
+    params_why = "fetched at each use" if swaps else "pass through the device in pieces"
+    grads, grads_why = "on the host: gradients", "leave the backward pass as they arise"
+    files, files_why = (
+        "in files: parameters and moments",
+        "read, updated on the CPU and written in every step; the disk takes it twice",
+    )
+    parts = [
+        MemoryPart(params, True, True, needed.state, None, "", params_why),
+        MemoryPart(grads, False, True, needed.gradients, None, "", grads_why),
+        MemoryPart(files, True, True, needed.in_files, None, "", files_why),
+    ]
+    return [part for part in parts if part.n_bytes]
+
+
+def device_bytes(tree: PyTree) -> int:
     """Bytes that a pytree of live arrays occupies on the fullest device of this process, host memory left out."""
     totals = dict.fromkeys(jax.local_devices(), 0)
     for leaf in [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != PINNED_HOST]:
@@ -127,12 +133,12 @@ def device_bytes(tree: Any) -> int:
     return max(totals.values())
 
 
-def memory_table(engine: "Engine") -> Table:
+def memory_table(run: LiveRun) -> Table:
     """Renders `memory_breakdown` for the screen."""
-    parts = memory_breakdown(engine)
-    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(engine.placements, is_leaf=is_placement))
+    parts = memory_breakdown(run)
+    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(run.functional.placements.params, is_leaf=is_placement))
     table = Table(
-        title=f"What each device holds at stage {engine.stage_plan.stage} (P = {n_params:,} parameters)",
+        title=f"What each device holds at stage {run.functional.spec.plan.stage} (P = {n_params:,} parameters)",
         title_justify="left",
         title_style="bold",
     )
@@ -154,7 +160,7 @@ def memory_table(engine: "Engine") -> Table:
         table.add_section()
     for row in [part for part in parts if part.on_host]:
         table.add_row(row.part, format_bytes(row.n_bytes), "-", row.why)
-    if (needed := engine.functional.host_budget).state:
+    if (needed := run.functional.host_budget).state:
         copies = f"{format_bytes(needed.to_device)} in, {format_bytes(needed.to_host)} out"
         why = f"in every step: {needed.seconds:.2g} s at least on PCIe 4.0 x16"
         table.add_row("over PCIe", copies, "-", why)
@@ -165,7 +171,7 @@ def _paper(formula: str, n_bytes: float | None) -> str:
     return "-" if n_bytes is None else f"{formula} = {format_bytes(n_bytes)}"
 
 
-def _spread(placements: list[Any], n_shards: int) -> str:
+def _spread(placements: Sequence[Placement], n_shards: int) -> str:
     """Where the parameters lie, in words."""
     if n_shards == 1:
         return "whole on each device"
@@ -176,38 +182,38 @@ def _spread(placements: list[Any], n_shards: int) -> str:
     return text
 
 
-def _grads_dtype(engine: "Engine") -> str:
+def _grads_dtype(run: LiveRun) -> str:
     """In which gradients are added up over micro-batches; one micro-batch alone gives them in fp32."""
-    accumulated = jnp.dtype(engine.functional.spec.precision.accumulate)
+    accumulated = jnp.dtype(run.functional.spec.precision.accumulate)
     names = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
-    return names[accumulated] if engine.config.gradient_accumulation_steps > 1 else "fp32"
+    return names[accumulated] if run.functional.spec.config.gradient_accumulation_steps > 1 else "fp32"
 
 
-def _grads_bytes(engine: "Engine") -> int:
+def _grads_bytes(run: LiveRun) -> int:
     """The accumulator: trainable parameters only, in shards where every micro-batch scatters."""
-    trained, _ = split(engine.placements, engine.functional.spec.trainable)
-    sharded = engine.stage_plan.scatters_at_use
+    trained, _ = split(run.functional.placements.params, run.functional.spec.trainable)
+    sharded = run.functional.spec.plan.scatters_at_use
     shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
-    return jnp.dtype(DTYPES[_grads_dtype(engine)]).itemsize * sum(map(math.prod, shapes))
+    return jnp.dtype(DTYPES[_grads_dtype(run)]).itemsize * sum(map(math.prod, shapes))
 
 
-def _compute_bytes(engine: "Engine", placements: list[Any]) -> int:
+def _compute_bytes(run: LiveRun, placements: Sequence[Placement]) -> int:
     """What the loss reads besides the master parameters: gathered or cast copies."""
-    casts = jax.tree.leaves(engine.functional.spec.casts, is_leaf=lambda x: isinstance(x, tuple))
-    master_params = jax.tree.leaves(engine.state.params)
-    at_use = engine.stage_plan.gather is Gather.AT_USE
+    casts = jax.tree.leaves(run.functional.spec.casts, is_leaf=lambda x: isinstance(x, tuple))
+    master_params = jax.tree.leaves(run.state.params)
+    at_use = run.functional.spec.plan.gather is Gather.AT_USE
     copies = []
     for i, (placement, cast, master) in enumerate(zip(placements, casts, master_params, strict=True)):
         dtype = cast[-1] if cast else master.dtype
         is_copy = placement.dim is not None or bool(cast)
-        scanned = engine.functional.scanned.get(i, ()) if at_use else ()  # a loop gathers one layer at a time
+        scanned = run.functional.scanned.get(i, ()) if at_use else ()  # a loop gathers one layer at a time
         shape = [n for d, n in enumerate(placement.shape) if d not in scanned]
         copies.append(dtype.itemsize * math.prod(shape) if is_copy else 0)
     return max(copies) if at_use else sum(copies)
 
 
-def _compute_why(engine: "Engine", plan: StagePlan) -> str:
-    is_copy = engine.config.precision != "fp32" or plan.gather is not Gather.NEVER
-    copy = f"{engine.config.precision} copy: " if is_copy else ""
+def _compute_why(run: LiveRun, plan: StagePlan) -> str:
+    is_copy = run.functional.spec.config.precision != "fp32" or plan.gather is not Gather.NEVER
+    copy = f"{run.functional.spec.config.precision} copy: " if is_copy else ""
     at_most = "; at most the largest array at a time" if plan.gather is Gather.AT_USE else ""
     return f"{copy}{plan.gather.value}{at_most}"

@@ -10,20 +10,21 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from rich.table import Table
 
 from jzero.base.units import format_bytes
-from jzero.jaxpr import compat
+from jzero.jaxpr import Program, every_equation, name_of, trace
+from jzero.jaxpr.primitives import ALL_GATHER, SINKS
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional
 from jzero.zero.step import train_step
 
 _LABEL = re.compile(r"(gather|scatter)\[([^\]]*?)(?: for ([^\]]*))?\]")
-_COLLECTIVES = ("all_gather", "reduce_scatter", "psum", "psum_invariant")
+_COLLECTIVES = SINKS | {ALL_GATHER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def explain(functional: Functional) -> Explanation:
     Returns:
         One entry per parameter.
     """
-    step, _ = compat.trace(train_step(functional.spec), functional.state, functional.batch)
+    step, _ = trace(train_step(functional.spec), functional.state, functional.batch)
     found: dict[tuple[str, str], list[_Collective]] = defaultdict(list)
     for collective in _collectives(step):
         found[collective.kind, collective.name].append(collective)
@@ -141,18 +142,14 @@ def _travels(times: int, dtype: str, n_bytes: int) -> str:
     return f"{times} x {dtype}, {format_bytes(n_bytes)}" if times else ""
 
 
-def _collectives(program: Any, times: int = 1, scope: str = "") -> Iterator[_Collective]:
+def _collectives(program: Program) -> Iterator[_Collective]:
     """The labelled collectives of a jaxpr; loops whose length depends on data count as one round."""
-    for eqn in compat.subprogram(program).jaxpr.eqns:
-        # Inside a loop names start anew, so that a stack gathered layer by layer has its label outside.
-        named = f"{scope}/{eqn.source_info.name_stack}"
-        labels = _LABEL.findall(named)
-        if eqn.primitive.name in _COLLECTIVES and labels:
+    for eqn, times, scope in every_equation(program):
+        # A stack gathered layer by layer has its label outside of the loop.
+        labels = _LABEL.findall(scope)
+        if name_of(eqn) in _COLLECTIVES and labels:
             kind, name, use = labels[-1]
             # The larger side of the collective: what is gathered, or what is not scattered yet.
             largest = max((v.aval for v in (*eqn.invars, *eqn.outvars)), key=lambda a: a.size)
             n_bytes = math.prod(largest.shape) * largest.dtype.itemsize
             yield _Collective(kind, name, use, largest.dtype.name, n_bytes, times)
-        rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in compat.inner_jaxprs(eqn):
-            yield from _collectives(inner, times * rounds, named)

@@ -16,6 +16,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
+from jzero.base.types import PyTree
 from jzero.errors import ModelError
 from jzero.jaxpr.policies import OFFLOAD, POLICIES, named_inputs
 
@@ -45,9 +46,10 @@ def remat(model: M, modules: Modules, policy: Policy = None) -> M:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jzero import jaxpr
         >>> mlp = nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(4, 1, rngs=nnx.Rngs(1)))
         >>> model = remat(mlp, "Linear")
-        >>> [eqn.primitive.name for eqn in jax.make_jaxpr(model)(jnp.ones((2, 4))).eqns]
+        >>> [jaxpr.name_of(eqn) for eqn in jaxpr.equations(jax.make_jaxpr(model)(jnp.ones((2, 4))))]
         ['remat2', 'tanh', 'remat2']
     """
     choice = _Choice(_entries(modules), _policy(policy))
@@ -151,7 +153,7 @@ def _recomputing(cls: type, policy: Callable | None) -> type:
         nodes = [self, *(None if isinstance(x, jax.Array) else x for x in traced)]
         graphdef, state = nnx.split(nodes)
 
-        def run(state: Any, arrays: list[Any]) -> tuple[Any, Any]:
+        def run(state: PyTree, arrays: list[Any]) -> tuple[Any, Any]:
             inside, arrays = nnx.merge(graphdef, state), named_inputs(arrays) if policy is OFFLOAD else arrays
             before = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(nnx.state(inside))}
             given = iter(arrays)

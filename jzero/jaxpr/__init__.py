@@ -1,1 +1,47 @@
-"""The one door to JAX's unstable surface: jaxprs, primitives by name, and what differs between JAX versions."""
+"""The one door to JAX's unstable surface: jaxprs, primitives by name, and what differs between JAX versions.
+
+Nothing outside of this folder imports JAX's internals, names a primitive's parameters or iterates over equations.
+
+Layout:
+    versions.py: every difference between the supported JAX versions that is no parameter of a primitive.
+    program.py: traces functions, evaluates jaxprs, applies single equations.
+    primitives.py: the one table of primitives by name, and questions about them.
+    params.py: what the parameters of an equation say.
+    walk.py: goes over equations, with those inside of them.
+    dead_code.py: reduces jaxprs to some of their outputs.
+    keys.py: tells equations that compute the same.
+    elementwise.py: runs a program on a piece of its operands.
+    policies.py: rematerialisation policies.
+"""
+
+from jzero.jaxpr.dead_code import parts, restrict
+from jzero.jaxpr.keys import equation_key
+from jzero.jaxpr.params import called_program, inner_jaxprs, scan_arity
+from jzero.jaxpr.primitives import name_of
+from jzero.jaxpr.program import Equation, Program, Subprogram, Variable, bind, evaluate, subprogram, trace
+from jzero.jaxpr.versions import JAX_VERSION, overlap_options
+from jzero.jaxpr.walk import equations, every_equation, interpret, run_replacing
+
+__all__ = [
+    "JAX_VERSION",
+    "Equation",
+    "Program",
+    "Subprogram",
+    "Variable",
+    "bind",
+    "called_program",
+    "equation_key",
+    "equations",
+    "evaluate",
+    "every_equation",
+    "inner_jaxprs",
+    "interpret",
+    "name_of",
+    "overlap_options",
+    "parts",
+    "restrict",
+    "run_replacing",
+    "scan_arity",
+    "subprogram",
+    "trace",
+]

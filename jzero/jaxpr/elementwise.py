@@ -10,26 +10,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
-from jax.extend.core import primitives
 
-from jzero.jaxpr import compat
-
-# fmt: off
-_ELEMENTWISE = frozenset({
-    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy",
-    "copy_p", "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow",
-    "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
-    "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square",
-    "stop_gradient", "sub", "tanh", "xor",
-})
-# fmt: on
+from jzero.jaxpr.params import called_program
+from jzero.jaxpr.primitives import BROADCAST, CUSTOM_JVP, ELEMENTWISE, JIT, name_of
+from jzero.jaxpr.program import Equation, Program, bind, subprogram
+from jzero.jaxpr.walk import interpret
 
 
-def is_elementwise(program: Any, large: Sequence[bool], shape: tuple[int, ...]) -> bool:
+def is_elementwise(program: Program, large: Sequence[bool], shape: tuple[int, ...]) -> bool:
     """Whether every output of a program depends on its large inputs element by element, and otherwise on scalars.
 
     Args:
-        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        program: a jaxpr, closed or open, or a `Subprogram`.
         large: for each input, whether it is one of those that would be sliced.
         shape: the shape that all of these have.
 
@@ -43,7 +35,7 @@ def is_elementwise(program: Any, large: Sequence[bool], shape: tuple[int, ...]) 
     return results is not None and all(results)
 
 
-def run_on_pieces(program: Any, operands: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
+def run_on_pieces(program: Program, operands: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
     """Evaluates an elementwise program whose large operands have been cut to another shape.
 
     Args:
@@ -56,25 +48,21 @@ def run_on_pieces(program: Any, operands: Sequence[jax.Array], shape: tuple[int,
         >>> run_on_pieces(program, [jnp.ones(2), jnp.float32(3)], (2,))[0]
         Array([4., 4.], dtype=float32)
     """
-    jaxpr, consts = compat.subprogram(program)
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    read = lambda v: v.val if isinstance(v, jex_core.Literal) else values[v]
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
+
+    def step(eqn: Equation, inputs: list[Any]) -> list[Any]:
         if inner := _inner(eqn):
-            results = run_on_pieces(inner, inputs, shape)
-        elif _spreads(eqn) and not jnp.ndim(inputs[0]):
+            return run_on_pieces(inner, inputs, shape)
+        if _spreads(eqn) and not jnp.ndim(inputs[0]):
             is_large = eqn.outvars[0].aval.shape != ()
-            results = [jnp.broadcast_to(inputs[0], shape) if is_large else inputs[0]]
-        else:
-            results = compat.bind(eqn, inputs)
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+            return [jnp.broadcast_to(inputs[0], shape) if is_large else inputs[0]]
+        return bind(eqn, inputs)
+
+    return interpret(program, operands, step)
 
 
-def _classify(program: Any, large: Sequence[bool], shape: tuple[int, ...]) -> list[bool] | None:
+def _classify(program: Program, large: Sequence[bool], shape: tuple[int, ...]) -> list[bool] | None:
     """For each output, whether it is as large as what is sliced; None if something is not elementwise."""
-    jaxpr, _ = compat.subprogram(program)
+    jaxpr, _ = subprogram(program)
     known = dict(zip(jaxpr.invars, large, strict=True))
     read = lambda v: not isinstance(v, jex_core.Literal) and known.get(v, False)
     for eqn in jaxpr.eqns:
@@ -83,7 +71,7 @@ def _classify(program: Any, large: Sequence[bool], shape: tuple[int, ...]) -> li
             results = _classify(inner, flags, shape)
         elif not any(flags) and is_scalar:
             results = [False] * len(eqn.outvars)
-        elif eqn.primitive.name in _ELEMENTWISE or (_spreads(eqn) and not eqn.invars[0].aval.shape):
+        elif name_of(eqn) in ELEMENTWISE or (_spreads(eqn) and not eqn.invars[0].aval.shape):
             results = [True] * len(eqn.outvars) if all(v.aval.shape == shape for v in eqn.outvars) else None
         else:
             results = None
@@ -93,11 +81,9 @@ def _classify(program: Any, large: Sequence[bool], shape: tuple[int, ...]) -> li
     return [read(v) for v in jaxpr.outvars]
 
 
-def _spreads(eqn: Any) -> bool:
-    return eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1
+def _spreads(eqn: Equation) -> bool:
+    return name_of(eqn) == BROADCAST and len(eqn.invars) == 1
 
 
-def _inner(eqn: Any) -> Any | None:
-    if eqn.primitive is primitives.jit_p:
-        return eqn.params["jaxpr"]
-    return eqn.params["call_jaxpr"] if eqn.primitive is primitives.custom_jvp_call_p else None
+def _inner(eqn: Equation) -> Program | None:
+    return called_program(eqn) if name_of(eqn) in (JIT, CUSTOM_JVP) else None

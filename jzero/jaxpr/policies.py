@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jzero.base.remat_policies import JAX_POLICIES
+from jzero.jaxpr.primitives import ALL_GATHER
+
 _BLOCK_INPUT = "jzero block input"
 
 OFFLOAD: Callable = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -18,20 +21,10 @@ OFFLOAD: Callable = jax.checkpoint_policies.save_and_offload_only_these_names(
 """Keeps nothing but a block's inputs, and those in host memory; `named_inputs` says which values they are."""
 
 POLICIES: dict[str, Callable | None] = {
-    **{
-        name: getattr(jax.checkpoint_policies, name)
-        for name in (
-            "nothing_saveable",
-            "everything_saveable",
-            "dots_saveable",
-            "checkpoint_dots",
-            "dots_with_no_batch_dims_saveable",
-            "checkpoint_dots_with_no_batch_dims",
-        )
-    },
+    **{name: getattr(jax.checkpoint_policies, name) for name in JAX_POLICIES},
     "offload": OFFLOAD,
 }
-"""Those of `jax.checkpoint_policies` that take no arguments, and `offload`."""
+"""What each of `jzero.base.remat_policies.REMAT_POLICIES` is."""
 
 
 def named_inputs(values: Sequence[Any]) -> list[Any]:
@@ -41,3 +34,14 @@ def named_inputs(values: Sequence[Any]) -> list[Any]:
         return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
     return [checkpoint_name(x, _BLOCK_INPUT) if is_input(x) else x for x in values]
+
+
+def never_gathered(policy: Callable | None) -> Callable | None:
+    """The same policy, except that it never keeps what is gathered."""
+    if policy is None:
+        return None
+
+    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
+        return False if primitive.name == ALL_GATHER else policy(primitive, *avals, **params)
+
+    return saves

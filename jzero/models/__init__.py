@@ -1,25 +1,40 @@
-"""The models that a run file can name: its `model` part becomes a factory, a loss function and a hidden size.
+"""The models that jzero ships, their losses, and `build`, which makes what a run file names."""
 
-A family is one function from sizes to these three; adding one to `FAMILIES` is all that a new model needs.
-"""
+from typing import TYPE_CHECKING
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from jzero.base.lazy import lazy_names
 
-import jax
-import jax.numpy as jnp
-
-from jzero.errors import ConfigError
-from jzero.models.gpt import GPT, GPTConfig
-from jzero.models.gpt_linen import GPTLinen
-from jzero.models.llama import Llama, LlamaConfig
-from jzero.models.losses import classification_loss, linen_next_token_loss, next_token_loss
-from jzero.models.lstm import LSTM, LSTMConfig
-from jzero.models.resnet import ResNet, ResNetConfig
-from jzero.models.sizes import SIZES, with_size
-from jzero.models.vit import ViT, ViTConfig
+if TYPE_CHECKING:
+    from jzero.models.families import FAMILIES, BuiltModel, build
+    from jzero.models.gpt import GPT
+    from jzero.models.gpt_config import GPTConfig
+    from jzero.models.gpt_linen import GPTLinen
+    from jzero.models.llama import Llama
+    from jzero.models.llama_config import LlamaConfig
+    from jzero.models.losses import classification_loss, next_token_loss
+    from jzero.models.lstm import LSTM, LSTMConfig
+    from jzero.models.resnet import ResNet
+    from jzero.models.resnet_config import ResNetConfig
+    from jzero.models.sizes import SIZES, with_size
+    from jzero.models.vit import ViT, ViTConfig
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "jzero.models.families": ("FAMILIES", "BuiltModel", "build"),
+            "jzero.models.gpt": ("GPT",),
+            "jzero.models.gpt_config": ("GPTConfig",),
+            "jzero.models.gpt_linen": ("GPTLinen",),
+            "jzero.models.llama": ("Llama",),
+            "jzero.models.llama_config": ("LlamaConfig",),
+            "jzero.models.losses": ("classification_loss", "next_token_loss"),
+            "jzero.models.lstm": ("LSTM", "LSTMConfig"),
+            "jzero.models.resnet": ("ResNet",),
+            "jzero.models.resnet_config": ("ResNetConfig",),
+            "jzero.models.sizes": ("SIZES", "with_size"),
+            "jzero.models.vit": ("ViT", "ViTConfig"),
+        },
+    )
 
 __all__ = [
     "FAMILIES",
@@ -41,138 +56,3 @@ __all__ = [
     "next_token_loss",
     "with_size",
 ]
-
-IMAGE_SIZE = 224
-"""Height and width of the images that a ResNet is planned for; it takes any."""
-
-
-class BuiltModel(NamedTuple):
-    """What `jzero.initialize` needs to know of a model.
-
-    Attributes:
-        factory: a function `rngs -> NNX module`, or a Linen module.
-        loss_fn: its loss function.
-        hidden_size: the width by which DeepSpeed scales its `"auto"` buffer sizes and thresholds.
-        n_params: number of parameters.
-        seq_len: the longest sequence the model takes; None for any, and for a model of images.
-        vocab_size: number of token ids; None for a model of images.
-        image: height, width and channels of an image; None for a model of text.
-    """
-
-    factory: Any
-    loss_fn: Callable
-    hidden_size: int
-    n_params: int
-    seq_len: int | None = None
-    vocab_size: int | None = None
-    image: tuple[int, int, int] | None = None
-
-    def batch(self, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes of a batch, as `loss_fn` takes it.
-
-        Args:
-            rows: sequences or images.
-            seq_len: tokens that are predicted in each sequence; nothing to a model of images.
-        """
-        if self.image is None:
-            return {"tokens": jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)}
-        image = jax.ShapeDtypeStruct((rows, *self.image), jnp.float32)
-        return {"image": image, "label": jax.ShapeDtypeStruct((rows,), jnp.int32)}
-
-
-def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
-    api = sizes.get("api", "nnx")
-    config = _config(GPTConfig, "gpt", sizes, "api")
-    if api == "nnx":
-        factory, loss_fn = (lambda rngs: GPT(config, rngs=rngs)), next_token_loss
-    elif api == "linen":
-        factory, loss_fn = GPTLinen(config), linen_next_token_loss
-    else:
-        raise ConfigError(f"model.api is {api!r}{_nearest(api, ['nnx', 'linen'])}; it must be nnx or linen.")
-    return BuiltModel(factory, loss_fn, config.d_model, config.n_params, config.seq_len, config.vocab_size)
-
-
-def _llama(sizes: Mapping[str, Any]) -> BuiltModel:
-    config = _config(LlamaConfig, "llama", sizes)
-    factory = lambda rngs: Llama(config, rngs=rngs)
-    return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, config.seq_len, config.vocab_size)
-
-
-def _vit(sizes: Mapping[str, Any]) -> BuiltModel:
-    config = _config(ViTConfig, "vit", sizes)
-    factory = lambda rngs: ViT(config, rngs=rngs)
-    image = (config.image_size, config.image_size, config.n_channels)
-    return BuiltModel(factory, classification_loss, config.d_model, config.n_params, image=image)
-
-
-def _resnet(sizes: Mapping[str, Any]) -> BuiltModel:
-    config = _config(ResNetConfig, "resnet", sizes)
-    factory = lambda rngs: ResNet(config, rngs=rngs)
-    image = (IMAGE_SIZE, IMAGE_SIZE, config.n_channels)
-    return BuiltModel(factory, classification_loss, config.d_out, config.n_params, image=image)
-
-
-def _lstm(sizes: Mapping[str, Any]) -> BuiltModel:
-    config = _config(LSTMConfig, "lstm", sizes)
-    factory = lambda rngs: LSTM(config, rngs=rngs)
-    return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, vocab_size=config.vocab_size)
-
-
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {
-    "gpt": _gpt,
-    "llama": _llama,
-    "vit": _vit,
-    "resnet": _resnet,
-    "lstm": _lstm,
-}
-
-
-def build(model: Mapping[str, Any]) -> BuiltModel:
-    """Builds what a run file's `model` part names.
-
-    Args:
-        model: `family` and the family's sizes: the fields of `GPTConfig`, `LlamaConfig`, `ViTConfig`, `ResNetConfig` or
-            `LSTMConfig`. A `gpt` also takes `api`, which is `nnx` (the default) or `linen`. A `size` of `SIZES` stands
-            for all of them.
-
-    Returns:
-        The model's factory, loss function and sizes; nothing is allocated.
-
-    Raises:
-        ConfigError: for an unknown family or key, with the nearest known one, and for sizes that do not fit.
-
-    Example:
-        >>> sizes = {"vocab_size": 256, "seq_len": 64, "d_model": 32, "n_layer": 1, "n_head": 2}
-        >>> build({"family": "gpt", **sizes}).hidden_size
-        32
-    """
-    sizes = with_size(model)
-    family = sizes.pop("family", None)
-    if family is None:
-        raise ConfigError(f"model lacks family; known families: {', '.join(FAMILIES)}.")
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"model.family is {family!r}{_nearest(family, FAMILIES)}; known families: {', '.join(FAMILIES)}."
-        )
-    return FAMILIES[family](sizes)
-
-
-def _config(kind: Any, family: str, sizes: Mapping[str, Any], *options: str) -> Any:
-    """A family's configuration from its sizes; `options` are keys beside them."""
-    fields = dataclasses.fields(kind)
-    _check_keys(sizes, [*(field.name for field in fields), *options])
-    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in sizes]
-    if missing:
-        raise ConfigError(f"model lacks {', '.join(missing)}, which a {family} cannot do without.")
-    return kind(**{name: value for name, value in sizes.items() if name not in options})
-
-
-def _check_keys(sizes: Mapping[str, Any], known: Iterable[str]) -> None:
-    for name in sizes:
-        if name not in known:
-            raise ConfigError(f"model has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}.")
-
-
-def _nearest(name: Any, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

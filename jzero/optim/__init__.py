@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import optax
 
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.config.schema import optimizer_params as p
 from jzero.errors import ConfigError
 from jzero.optim.groups import assign
@@ -30,12 +30,12 @@ class Optimizer(NamedTuple):
     """
 
     transformation: optax.GradientTransformation
-    learning_rate: optax.Schedule
+    learning_rate: optax.Schedule | None
     momentum: optax.Schedule | None = None
 
 
 def build_optimizer(
-    config: Config,
+    config: ResolvedConfig,
     *,
     schedule: optax.Schedule | None = None,
     parameters: Mapping[str, Collection[int]] | None = None,
@@ -54,7 +54,9 @@ def build_optimizer(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> optimizer = build_optimizer(Config.load({"optimizer": {"type": "SGD", "params": {"lr": 0.5}}}))
+        >>> from jzero.config import Config
+        >>> config = Config.load({"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})
+        >>> optimizer = build_optimizer(config.resolve(world=1))
         >>> weights = jnp.ones(1)
         >>> sgd = optimizer.transformation
         >>> updates, _ = sgd.update(jnp.ones(1), sgd.init(weights), weights)
@@ -81,7 +83,7 @@ def build_optimizer(
     return Optimizer(rule, scheduled(base), None if momentum is None else momentum.schedule)
 
 
-def _schedules(config: Config, lr: float, given: optax.Schedule | None) -> Callable[[float], optax.Schedule]:
+def _schedules(config: ResolvedConfig, lr: float, given: optax.Schedule | None) -> Callable[[float], optax.Schedule]:
     """Base rate -> schedule; a schedule that was given is that of `lr`."""
 
     def scheduled(base: float) -> optax.Schedule:

@@ -1,15 +1,15 @@
 """One update with any optax transformation, whatever dtype parameters and state last in."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
+from jzero.base.types import Grads, OptState, Params, PyTree
+
 
 def apply_optimizer(
-    optimizer: optax.GradientTransformationExtraArgs, grads: Any, state: Any, params: Any, loss: jax.Array
-) -> tuple[Any, Any]:
+    optimizer: optax.GradientTransformationExtraArgs, grads: Grads, state: OptState, params: Params, loss: jax.Array
+) -> tuple[Params, OptState]:
     """Updates parameters and state; what lasts in 16 bits is updated in fp32 and rounded once.
 
     Args:
@@ -38,7 +38,7 @@ def apply_optimizer(
     return jax.tree.map(as_before, new_params, params), jax.tree.map(as_before, new_state, state)
 
 
-def widened(tree: Any) -> Any:
+def widened(tree: PyTree) -> PyTree:
     """Floating leaves of fewer than 32 bits in fp32, to compute with; all others as they are.
 
     Example:
@@ -48,3 +48,8 @@ def widened(tree: Any) -> Any:
     """
     narrow = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return jax.tree.map(lambda x: x.astype(jnp.float32) if narrow(x) else x, tree)
+
+
+def keep(new: PyTree, old: PyTree, finite: jax.Array) -> PyTree:
+    """Skip, don't branch: a step with a non-finite gradient selects the old state, on every device alike."""
+    return jax.tree.map(lambda new, old: jax.lax.select(finite, new, old), new, old)

@@ -8,9 +8,10 @@ everything here goes through `jax.memory.Space`.
 from typing import Any
 
 import jax
-from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
+
+from jzero.jaxpr.program import ShapedArray
 
 Space = jax.memory.Space
 PINNED_HOST = "pinned_host"

@@ -23,16 +23,17 @@ from jzero import models
 from jzero.checkpoint import Checkpoints
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
-from jzero.engine import Engine, initialize
+from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
 from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.start import initialize
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
-from jzero.train.interrupts import Interrupts, interrupts
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, Start, load_start
+from jzero.train.signals import Interrupts, interrupts
 
 VALIDATION_WINDOWS = 256
 """An evaluation reads about this many windows of the validation text, the same ones every time."""

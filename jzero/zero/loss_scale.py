@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jzero.config import Config
+from jzero.config import ResolvedConfig
 from jzero.config.schema.precision import LARGEST_SCALE
 
 RECENT_STEPS = 100
@@ -36,17 +36,17 @@ class LossScaleState(NamedTuple):
     """bool[RECENT_STEPS]: a ring, in which step `i` stands at `i % RECENT_STEPS`: whether it was skipped."""
 
 
-def _is_dynamic(config: Config) -> bool:
+def _is_dynamic(config: ResolvedConfig) -> bool:
     return config.precision == "fp16" and config.fp16.loss_scale == 0
 
 
-def _largest(config: Config) -> float:
+def _largest(config: ResolvedConfig) -> float:
     """The most the scale grows to: what is given, or what fp32 holds, for an infinite scale would never shrink."""
     given = config.jzero.max_loss_scale
     return LARGEST_SCALE if given is None else given
 
 
-def init_loss_scale(config: Config) -> LossScaleState:
+def init_loss_scale(config: ResolvedConfig) -> LossScaleState:
     """Returns the state before the first step.
 
     Args:
@@ -54,7 +54,9 @@ def init_loss_scale(config: Config) -> LossScaleState:
             `jzero.max_loss_scale`.
 
     Example:
-        >>> float(init_loss_scale(Config.load({"fp16": {"enabled": True, "initial_scale_power": 4}})).scale)
+        >>> from jzero.config import Config
+        >>> config = Config.load({"train_batch_size": 1, "fp16": {"enabled": True, "initial_scale_power": 4}})
+        >>> float(init_loss_scale(config.resolve(world=1)).scale)
         16.0
     """
     static = config.fp16.loss_scale if config.precision == "fp16" else 1.0
@@ -70,7 +72,7 @@ def init_loss_scale(config: Config) -> LossScaleState:
     )
 
 
-def update_loss_scale(state: LossScaleState, overflow: jax.Array, config: Config) -> LossScaleState:
+def update_loss_scale(state: LossScaleState, overflow: jax.Array, config: ResolvedConfig) -> LossScaleState:
     """Returns the state after a step; a static scale stays as it is.
 
     Args:

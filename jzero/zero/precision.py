@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jzero.config import Config
+from jzero.base.types import ModelState, Params, PyTree
+from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError
 from jzero.sharding.placement import path_name
 
@@ -40,35 +41,35 @@ class Precision:
     buffers: Any
     kept: tuple[str, ...]
 
-    def master_params(self, params: Any) -> Any:
+    def master_params(self, params: Params) -> Any:
         """The lasting form of parameters; see `param_dtype`."""
         return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.param_dtype))
 
-    def casts(self, params: Any) -> Any:
+    def casts(self, params: Params) -> Any:
         """The casts that each parameter passes through on its way into the loss: a pytree of tuples of dtypes."""
         return self._each(params, lambda _, kept: () if kept else (jnp.dtype(self.compute),), otherwise=lambda _: ())
 
-    def computed(self, master_params: Any) -> Any:
+    def computed(self, master_params: Params) -> Any:
         """What the loss sees of parameters that are whole."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.compute))
 
-    def optimized(self, master_params: Any) -> Any:
+    def optimized(self, master_params: Params) -> Any:
         """What the optimizer's state is made like."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.moments))
 
-    def grad_params(self, master_params: Any) -> Any:
+    def grad_params(self, master_params: Params) -> Any:
         """What gradients are taken of. A sum over devices does not fit fp16 where the mean it becomes does."""
         return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, master_params)
 
-    def state(self, model_state: Any) -> Any:
+    def state(self, model_state: ModelState) -> Any:
         """The lasting form of the model's state."""
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
-    def inputs(self, tree: Any) -> Any:
+    def inputs(self, tree: PyTree) -> Any:
         """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
         return tree if self.compute is None else _cast(tree, self.compute)
 
-    def check(self, params: Any) -> None:
+    def check(self, params: Params) -> None:
         """Refuses a pattern that fits no parameter.
 
         Raises:
@@ -82,7 +83,7 @@ class Precision:
                     f"the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}."
                 )
 
-    def _each(self, params: Any, form: Any, otherwise: Any = lambda x: x) -> Any:
+    def _each(self, params: Params, form: Any, otherwise: Any = lambda x: x) -> Any:
         """Maps over parameters: those that compute in 16 bits, or would if their names did not keep them from it."""
 
         def one(path: Any, x: Any) -> Any:
@@ -93,18 +94,20 @@ class Precision:
         return jax.tree_util.tree_map_with_path(one, params)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast(tree: PyTree, dtype: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def precision(config: Config) -> Precision:
+def precision_of(config: ResolvedConfig) -> Precision:
     """Reads the dtypes from the keys `fp16`, `bf16`, `data_types`, `communication_data_type` and `jzero.keep_fp32`.
 
     Gradients are summed and accumulated in fp32 unless a key says otherwise; DeepSpeed's default is the model's dtype.
 
     Example:
-        >>> dtypes = precision(Config.load({"bf16": {"enabled": True}}))
-        >>> dtypes.compute.dtype.name, dtypes.lasting.dtype.name, dtypes.accumulate.dtype.name
+        >>> from jzero.config import Config
+        >>> config = Config.load({"train_batch_size": 1, "bf16": {"enabled": True}})
+        >>> dtypes = precision_of(config.resolve(world=1))
+        >>> dtypes.compute.dtype.name, dtypes.param_dtype.dtype.name, dtypes.accumulate.dtype.name
         ('bfloat16', 'float32', 'float32')
     """
     chosen = config.precision

@@ -1,17 +1,16 @@
 """Everything about a run that is fixed before it starts, as the step's parts take it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jzero.config import Config
+from jzero.base.types import Casts, Mask, Placements, PyTree
+from jzero.config import ResolvedConfig
 from jzero.flax.model import Model
-from jzero.offload.host.update import Plan as UpdatePlan
-from jzero.offload.offload_plan import OffloadPlan
+from jzero.offload.interface import Offload
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.mesh import n_data_shards, platform
 from jzero.sharding.trees import is_placement
@@ -32,28 +31,22 @@ class StepSpec:
         placements: pytree of `Placement` like the parameters.
         trainable: pytree of bool like the parameters.
         casts: pytree of tuples of dtypes like the parameters: from lasting to compute dtype.
-        optimizer: the optax transformation, without clipping.
-        opt_placements: pytree of `Placement` like the optimizer state.
         schedule: applied steps -> learning rate, for the report; None if the optimizer keeps it to itself.
         momentum: applied steps -> momentum, for the report; None if no schedule cycles it.
-        offload_plan: which parameters live in host memory, with their moments.
-        update_plan: the update of those; None if there are none.
+        offload: where the state lies, how it reaches the devices, and how it is updated.
     """
 
     model: Model
-    config: Config
+    config: ResolvedConfig
     plan: StagePlan
     precision: Precision
     mesh: Mesh
-    placements: Any
-    trainable: Any
-    casts: Any
-    optimizer: optax.GradientTransformation
-    opt_placements: Any
+    placements: Placements
+    trainable: Mask
+    casts: Casts
     schedule: optax.Schedule | None
     momentum: optax.Schedule | None
-    offload_plan: OffloadPlan
-    update_plan: UpdatePlan | None
+    offload: Offload
 
     @property
     def grad_reduce(self) -> GradReduceConfig:
@@ -69,6 +62,6 @@ class StepSpec:
         )
 
     @property
-    def specs(self) -> Any:
+    def specs(self) -> PyTree:
         """The partition of each parameter."""
         return jax.tree.map(lambda p: p.spec, self.placements, is_leaf=is_placement)

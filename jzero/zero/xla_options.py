@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jzero.config import Config
-from jzero.jaxpr import compat
+from jzero.config import ResolvedConfig
+from jzero.jaxpr import overlap_options
 from jzero.sharding.mesh import platform
 from jzero.zero.precision import Precision
 from jzero.zero.stages import Gather, stage_plan
@@ -21,7 +21,7 @@ GATHER_UP_TO_BYTES = 512 * 2**20
 together, so that merging never makes one start earlier; few large ones need fewer products to run beside."""
 
 
-def compiler_options(mesh: Mesh, config: Config, precision: Precision, layer_size: int = 0) -> dict[str, Any]:
+def compiler_options(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int = 0) -> dict[str, Any]:
     """Chooses the options for a program on this mesh.
 
     Args:
@@ -35,12 +35,10 @@ def compiler_options(mesh: Mesh, config: Config, precision: Precision, layer_siz
     """
     if platform(mesh) not in ("gpu", "cuda"):
         return {}
-    return _combining(mesh, config, precision, layer_size) | compat.overlap_options(
-        config.zero_optimization.overlaps_comm
-    )
+    return _combining(mesh, config, precision, layer_size) | overlap_options(config.zero_optimization.overlaps_comm)
 
 
-def _combining(mesh: Mesh, config: Config, precision: Precision, layer_size: int) -> dict[str, int]:
+def _combining(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int) -> dict[str, int]:
     """Up to which size collectives are merged, from `reduce_bucket_size` and `allgather_bucket_size`.
 
     XLA measures an all-gather by what it makes, but a reduce-scatter by the shard that remains, so that with its

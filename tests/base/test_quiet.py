@@ -23,6 +23,27 @@ def test_no_driver_messages(then):
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
+def test_jax_first_is_quiet_from_the_import_of_jzero_on():
+    """What `import jax` prints by itself is past; starting it, and the plugin, print nothing more."""
+    done = run_python(
+        "import jax, sys; print('jzero', file=sys.stderr, flush=True); import jzero; jax.devices(); "
+        "from jzero.plan.compiled.topology import gpu_mesh; gpu_mesh('h200', 8)"
+    )
+    assert (done.returncode, done.stderr.partition("jzero\n")[2], done.stdout) == (0, "", "")
+
+
+def test_jzero_first_is_quiet():
+    done = run_python("import jzero, jax; jax.devices()")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+def test_a_failed_import_is_told(tmp_path):
+    (tmp_path / "jax.py").write_text("raise RuntimeError('no luck')")
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jzero; import jax")
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: no luck\n")
+
+
 def test_other_messages_get_through(capfd):
     with quiet._without_driver_messages():
         os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\na real problem\n")

@@ -21,7 +21,6 @@ from jzero import models
 from jzero.checkpoint import read_header
 from jzero.checkpoint.convert.importing import read_params, read_rules
 from jzero.cli.program import app
-from tests.checkpoint.conftest import quick_compilation  # noqa: F401 (a fixture for all tests)
 from tests.helpers import batches, build, host
 
 NAMES = Path(__file__).parents[2] / "docs" / "gpt2_names.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from jzero.cli.program import app
+from jzero.cli.program import COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "configs" / "tiny.json")
@@ -40,6 +40,19 @@ def test_help_teaches_by_examples():
         assert word in text
     assert "train" in run().output
     assert re.match(r"jzero \d+\.\d+\.\d+, jax \d+", run("--version").output)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name):
+    command = COMMANDS[name].load(name)
+    assert command.name == name
+    assert command.help.splitlines()[0] == COMMANDS[name].help
+
+
+def test_a_mistyped_command_is_met_with_the_nearest():
+    result = run("confgi")
+    assert result.exit_code == 2
+    assert "Did you mean 'config'" in result.stderr
 
 
 def test_it_trains_and_shows_what_it_does(tmp_path):

@@ -19,9 +19,10 @@ from jzero.config import Config
 from jzero.config.schema.section import SectionType, sections_of
 from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
 from jzero.errors import ConfigError
-from jzero.jaxpr.compat import inner_jaxprs
+from jzero.jaxpr import inner_jaxprs
 from jzero.sharding.mesh import mesh_for
-from jzero.zero.build import Functional, functional
+from jzero.start import functional
+from jzero.zero.build import Functional
 from tests.config.effects import EFFECTS
 from tests.helpers import mesh_of
 

@@ -1,6 +1,6 @@
 """Every parameter of every optimizer and schedule has an effect: with another value the update, or the rate, changes.
 
-That it is the effect that torch and DeepSpeed mean is tested in `tests/optim/test_optim.py` and `tests/test_schedules*.py`.
+That it is the effect that torch and DeepSpeed mean is tested in `tests/optim/test_optim.py` and `tests/schedules`.
 """
 
 from typing import Any

@@ -43,7 +43,7 @@ def step(size, zero, replica=1, **sections):
 
 
 @pytest.mark.parametrize("zero", PLACES.values(), ids=PLACES)
-@pytest.mark.parametrize("wire", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("grad_reduce", ["fp16", "bf16", "fp32"])
 def test_a_sum_beyond_fp16_overflows_only_where_too_little_is_divided_first(zero, grad_reduce):
     sent = lambda size, **keys: step(size, zero, communication_data_type=grad_reduce, **keys)
     assert sent(2.0**14) == (2.0**14, False)  # the sum over 8 devices is 2**17, and fp16 ends below 2**16

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from jzero.errors import LossScaleError, SkippedStepsError
-from jzero.jaxpr import compat
-from jzero.zero.update import _kept_early
+from jzero.jaxpr import run_replacing, trace
+from jzero.optim.apply import keep
 from tests.helpers import batches, build, host, squared_error
 
 WIDTH = 1032  # so that a kernel of 16 rows is large enough to be divided at every stage
@@ -178,5 +178,6 @@ def test_gradients_beyond_fp16_overflow_only_in_fp16():
 @pytest.mark.parametrize(("finite", "expected"), [(False, [1, 2]), (True, [3, 3])])
 def test_two_states_that_would_get_one_value_keep_their_own(finite, expected):
     state, grads = [jnp.float32(1), jnp.float32(2)], jnp.ones(3)
-    program, _ = compat.trace(lambda state, grads: [jnp.sum(grads)] * 2, state, grads)
-    assert _kept_early(program, [*state, grads], jnp.asarray(finite)) == expected
+    program, _ = trace(lambda state, grads: [jnp.sum(grads)] * 2, state, grads)
+    kept = run_replacing(program, [*state, grads], lambda new, old: keep(new, old, jnp.asarray(finite)))
+    assert kept == expected

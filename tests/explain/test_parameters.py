@@ -15,7 +15,7 @@ from rich.console import Console
 import jzero
 from jzero.explain.parameters import explain
 from jzero.models import build as build_model
-from jzero.zero.build import functional
+from jzero.start import functional
 from tests.helpers import batches, build, config, mesh_of
 
 D, VOCAB, T, N_LAYER = 64, 512, 8, 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.extend.core import primitives
 
 import jzero
-from jzero.jaxpr import compat
+from jzero.jaxpr import inner_jaxprs, subprogram
 from jzero.jaxpr.policies import POLICIES
 from jzero.models import GPT, GPTConfig, GPTLinen, next_token_loss
 from jzero.models.losses import linen_next_token_loss
@@ -135,10 +135,10 @@ def regions(model):
 
 
 def regions_of(program):
-    for eqn in compat.subprogram(program).jaxpr.eqns:
+    for eqn in subprogram(program).jaxpr.eqns:
         if eqn.primitive is primitives.remat_p:
             yield eqn
-        for inner in compat.inner_jaxprs(eqn):
+        for inner in inner_jaxprs(eqn):
             yield from regions_of(inner)
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jzero.gather import gather_at_use, scanned_dims
-from jzero.jaxpr import compat
+from jzero.jaxpr import inner_jaxprs, subprogram
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.sharding.placement import place_all
@@ -191,11 +191,11 @@ def test_values_and_gradients_are_those_of_one_device(name):
 def collectives(jaxpr, kind, times=1, in_loop=False):
     """Counts a collective over a jaxpr: shape of its operand -> (executions, whether in a `while`)."""
     counts = Counter()
-    for eqn in compat.subprogram(jaxpr).jaxpr.eqns:
+    for eqn in subprogram(jaxpr).jaxpr.eqns:
         if eqn.primitive.name == kind:
             counts[tuple(eqn.invars[0].aval.shape)] += times
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in compat.inner_jaxprs(eqn):
+        for inner in inner_jaxprs(eqn):
             counts += collectives(inner, kind, times * trips)
     return counts
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import evaluate, trace
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
 
 SHAPE = (6, 5)
@@ -38,7 +38,7 @@ def update_of(optimizer):
             updates, state = optimizer.update(grads, state, weights)
             return optax.apply_updates(weights, updates), [x for x in jax.tree.leaves(state) if x.shape == SHAPE]
 
-    program, _ = compat.trace(update, weights, state, weights)
+    program, _ = trace(update, weights, state, weights)
     operands = [jnp.cos(weights), *jax.tree.leaves(state), weights]
     return program, operands
 
@@ -49,7 +49,7 @@ def test_a_piece_is_updated_as_the_whole_would_be(name):
     large = [x.shape == SHAPE for x in operands]
     assert is_elementwise(program, large, SHAPE)
     pieces = [x[2:4] if is_large else x for x, is_large in zip(operands, large, strict=True)]
-    wholes = compat.run(program, operands)
+    wholes = evaluate(program, operands)
     for whole, piece in zip(wholes, run_on_pieces(program, pieces, (2, 5)), strict=True):
         np.testing.assert_allclose(piece, whole[2:4], rtol=1e-6)
 

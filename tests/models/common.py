@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import inner_jaxprs, subprogram
 
 
 def uneven(model: nnx.Module, seed: int = 7, by: float = 0.1) -> dict:
@@ -41,8 +41,8 @@ def _product_dtypes(jaxpr: Any) -> Any:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
             yield from (v.aval.dtype for v in eqn.invars)
-        for inner in compat.inner_jaxprs(eqn):
-            yield from _product_dtypes(compat.subprogram(inner).jaxpr)
+        for inner in inner_jaxprs(eqn):
+            yield from _product_dtypes(subprogram(inner).jaxpr)
 
 
 def to_numpy(tree: Any) -> Any:

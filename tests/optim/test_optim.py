@@ -211,7 +211,7 @@ def assert_follows(found, rule, rates=LRS):
 
 
 def values_of(schedule):
-    """What the optimizer reads at each update, in its fp32 digits; `tests/schedules/test_deepspeed.py` tests the values."""
+    """What the optimizer reads at each update, in its fp32 digits; `tests/schedules` tests the values."""
     return np.asarray(schedule(jnp.arange(STEPS)))
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 import jzero
 from jzero.errors import BatchError, ConfigError, ModelError
-from jzero.zero.build import functional
+from jzero.start import functional
 from tests.helpers import batches, build, config, count_primitives, host, make_net, mesh_of, squared_error
 
 STEPS = batches(2, 16)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import jzero
-from jzero.zero.precision import precision
+from jzero.zero.precision import precision_of
 from tests.helpers import build
 
 SECTIONS = {"fp32": {}, "bf16": {"bf16": {"enabled": True}}, "fp16": {"fp16": {"enabled": True}}}
@@ -27,7 +27,7 @@ class Mixed(nnx.Module):
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_table(name):
-    dtypes = precision(jzero.Config.load(SECTIONS[name]))
+    dtypes = precision_of(jzero.Config.load(SECTIONS[name]))
     assert dtypes.compute == (None if name == "fp32" else DTYPES[name])
     assert dtypes.reduce == dtypes.accumulate == jnp.float32
     params = {"i": jnp.ones(1, jnp.int32), "f": jnp.ones(1, jnp.float32), "b": jnp.ones(1, jnp.bfloat16)}
@@ -37,9 +37,9 @@ def test_the_table(name):
     assert stored == {"i": jnp.int32, "f": jnp.float32, "b": jnp.bfloat16 if name == "fp32" else jnp.float32}
 
 
-@pytest.mark.parametrize(("wire", "dtype"), [*DTYPES.items(), ("bfp16", jnp.bfloat16)])
+@pytest.mark.parametrize(("grad_reduce", "dtype"), [*DTYPES.items(), ("bfp16", jnp.bfloat16)])
 def test_gradients_travel_in_the_configured_dtype(grad_reduce, dtype):
-    assert precision(jzero.Config.load({"communication_data_type": grad_reduce})).reduce == dtype
+    assert precision_of(jzero.Config.load({"communication_data_type": grad_reduce})).reduce == dtype
 
 
 @pytest.mark.parametrize("stage", [1, 3])

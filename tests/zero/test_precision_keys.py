@@ -181,7 +181,7 @@ def test_param_dtype_must_say_what_the_switches_say(said, sections, wrong):
             Config.load(given)
 
 
-@pytest.mark.parametrize(("dtype", "lasting"), [(None, jnp.float32), ("bf16", jnp.bfloat16), ("fp16", jnp.float16)])
+@pytest.mark.parametrize(("dtype", "param_dtype"), [(None, jnp.float32), ("bf16", jnp.bfloat16), ("fp16", jnp.float16)])
 def test_buffers_last_in_their_dtype(dtype, param_dtype):
     seen = []
 

@@ -12,7 +12,6 @@ import jzero
 from jzero.models.gpt import GPT
 from jzero.models.gpt_config import GPTConfig
 from jzero.models.losses import next_token_loss
-from tests.checkpoint.conftest import quick_compilation  # noqa: F401 (a fixture for all tests)
 
 GPT_CONFIG = GPTConfig(vocab_size=67, seq_len=16, d_model=32, n_layer=2, n_head=2)
 ROWS, LEARNING_RATE, MAX_NORM = 32, 3e-3, 1.0

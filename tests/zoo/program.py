@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import inner_jaxprs, subprogram
 from jzero.sharding.mesh import DATA_AXES
 
 
@@ -26,7 +26,7 @@ class Collective(NamedTuple):
 
 def collectives(program: Any, times: int = 1, inside: tuple[str, ...] = ()) -> Iterator[Collective]:
     """All collectives over the data axes in a jaxpr and in everything inside it."""
-    for eqn in compat.subprogram(program).jaxpr.eqns:
+    for eqn in subprogram(program).jaxpr.eqns:
         name = eqn.primitive.name
         axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
         axes = axes if isinstance(axes, (tuple, list)) else (axes,)
@@ -35,5 +35,5 @@ def collectives(program: Any, times: int = 1, inside: tuple[str, ...] = ()) -> I
             yield Collective(name, sum(math.prod(v.aval.shape) for v in ends), times, inside)
         trips = eqn.params["length"] if name == "scan" else 1
         within = (*inside, name) if name in ("while", "cond") else inside
-        for inner in compat.inner_jaxprs(eqn):
+        for inner in inner_jaxprs(eqn):
             yield from collectives(inner, times * trips, within)

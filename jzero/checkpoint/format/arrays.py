@@ -17,9 +17,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from jzero.checkpoint.format.header import ARRAYS
+from jzero.checkpoint.format.header import ARRAYS, STAGED
 from jzero.checkpoint.format.leaves import in_default_memory, on_cpus
-from jzero.checkpoint.run.place import STAGED
 
 _TIMEOUT_SECONDS = 24 * 3600
 """How long a save may take: Orbax's twenty minutes are too few for a large state and a slow disk."""

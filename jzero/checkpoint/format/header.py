@@ -20,6 +20,9 @@ import jax.numpy as jnp
 from jzero.checkpoint.format.leaves import brief
 from jzero.errors import CheckpointError, DamagedCheckpointError
 
+STAGED = ".saving"
+"""How the name ends of a folder in which a checkpoint is made."""
+
 FORMAT = 2
 FILE = "jzero.json"
 ARRAYS = "arrays"

@@ -1,1 +1,1 @@
-"""A checkpoint while it is written or read: its folder, its lock, the processes that share the work, what is selected."""
+"""A checkpoint while it is written or read: its folder and lock, the processes at work, and what is selected."""

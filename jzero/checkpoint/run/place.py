@@ -11,11 +11,8 @@ import shutil
 import time
 from pathlib import Path
 
-from jzero.checkpoint.format.header import is_complete, saved_at
+from jzero.checkpoint.format.header import STAGED, is_complete, saved_at
 from jzero.errors import CheckpointError
-
-STAGED = ".saving"
-"""How the name ends of a folder in which a checkpoint is made."""
 
 REMOVED = ".removed"
 """How the name ends of a checkpoint that is being removed."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes, without_padding
@@ -64,12 +65,7 @@ class Saving:
 
 
 def save(
-    path: PathLike,
-    state: Any,
-    metadata: Mapping[str, Any],
-    *,
-    placements: Any = None,
-    only: tuple[str, ...] = ("*",),
+    path: PathLike, state: PyTree, metadata: Json, *, placements: Placements = None, only: tuple[str, ...] = ("*",)
 ) -> Saving:
     """Starts to write a checkpoint, replacing one that is already there; every process must call it.
 
@@ -89,10 +85,7 @@ def save(
             cannot be written, as far as that is known at once.
     """
     path = Path(path).absolute()
-    try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
+    _check_metadata(path, metadata)
     shapes = true_shapes(state, placements)
     chosen = {name: x for name, x in by_name(state).items() if Selection(only=only).chooses(name)}
     leaves = without_padding({name: x for name, x in chosen.items() if x.size}, shapes)
@@ -144,6 +137,13 @@ def save(
         leave(recover)
 
     return Saving(path, finish)
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
 
 
 def _sentence(path: Path, error: BaseException) -> CheckpointError:

@@ -5,8 +5,9 @@ only the training arguments set holds as if the file had said `"auto"`, so that 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from jzero.base.types import Json
 from jzero.config.resolve.batch import NAMES, resolve_batch
 from jzero.config.resolve.elastic import elastic_batch
 from jzero.config.schema.arguments import TrainingArguments
@@ -16,13 +17,16 @@ from jzero.config.schema.scheduler import SchedulerConfig
 from jzero.config.schema.section import Section, fail, given
 from jzero.config.schema.verdicts import given_keys
 
+HiddenSize: TypeAlias = int | Callable[[], int | None] | None
+"""The width of a model; a function is only called when a size needs it."""
+
 
 class Inputs(NamedTuple):
     """What an `"auto"` can be filled from; see `Config.resolve`."""
 
     world: int
     arguments: TrainingArguments | None = None
-    hidden_size: int | Callable[[], int | None] | None = None
+    hidden_size: HiddenSize = None
     num_training_steps: int | None = None
     partly: bool = False
 
@@ -31,7 +35,7 @@ class Fill(NamedTuple):
     """How one key is filled: from these training arguments, by this function (None: not known)."""
 
     arguments: tuple[str, ...]
-    value: Callable[[TrainingArguments, Inputs], Any]
+    value: Callable[[TrainingArguments, Inputs], Json]
     needs: str = "training_arguments"
 
 
@@ -83,7 +87,7 @@ _OPTIMIZER_AUTO = {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
 class Filled(NamedTuple):
     """A configuration without `"auto"`, as a dictionary; where its values come from; and notes on some of them."""
 
-    data: dict[str, Any]
+    data: dict[str, Json]
     origins: dict[str, str]
     notes: list[str]
 
@@ -170,7 +174,7 @@ def _apply_arguments(filled: Filled, arguments: TrainingArguments, inputs: Input
     fail(file, [f'contradicts the training arguments: {listed}; make them equal or write "auto"'] if listed else [])
 
 
-def _apply_hidden_size(filled: Filled, hidden_size: int | Callable[[], int | None] | None) -> None:
+def _apply_hidden_size(filled: Filled, hidden_size: HiddenSize) -> None:
     zero = filled.data.get("zero_optimization", {})
     for path, size in _HIDDEN.items():
         name = path.split(".")[1]
@@ -205,7 +209,7 @@ def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
     return unfilled
 
 
-def _drop(filled: Filled, parent: dict[str, Any], path: str) -> None:
+def _drop(filled: Filled, parent: dict[str, Json], path: str) -> None:
     """Takes a key out, so that its default holds."""
     del parent[path.rpartition(".")[2]]
     filled.origins.pop(path, None)
@@ -214,7 +218,7 @@ def _drop(filled: Filled, parent: dict[str, Any], path: str) -> None:
 _OTHER = {"fp16.enabled": "bf16.enabled", "bf16.enabled": "fp16.enabled"}
 
 
-def _is_on(data: Mapping[str, Any], path: str) -> bool:
+def _is_on(data: Mapping[str, Json], path: str) -> bool:
     section, _, key = path.partition(".")
     return (data.get(section) or {}).get(key) is True
 
@@ -265,7 +269,7 @@ def _needs(path: str) -> str:
     return f"needs {FILLS[path].needs}" if path in FILLS else "has no counterpart in training_arguments"
 
 
-def _parent(data: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, str]:
+def _parent(data: dict[str, Json], path: str) -> tuple[dict[str, Json] | None, str]:
     """The object that holds a dotted key, or None; the precision sections come into being when asked for."""
     *outer, key = path.split(".")
     for name in outer:
@@ -277,7 +281,7 @@ def _parent(data: dict[str, Any], path: str) -> tuple[dict[str, Any] | None, str
     return data, key
 
 
-def _has_field(data: dict[str, Any], path: str) -> bool:
+def _has_field(data: dict[str, Json], path: str) -> bool:
     """Whether the optimizer or scheduler of this type has the parameter."""
     section, _, key = path.partition(".params.")
     if not key:

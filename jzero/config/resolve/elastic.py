@@ -7,8 +7,8 @@ least common multiple, each times the largest highly composite number that keeps
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
+from jzero.base.types import Json
 from jzero.config.schema.sections import Elasticity
 from jzero.errors import ConfigError
 
@@ -61,7 +61,7 @@ def best_batch(
     return best, worlds[best]
 
 
-def elastic_batch(section: Mapping[str, Any], world: int, file: str) -> tuple[int, int]:
+def elastic_batch(section: Mapping[str, Json], world: int, file: str) -> tuple[int, int]:
     """The batch sizes that an `elasticity` section gives.
 
     Args:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from jzero.base.remat_policies import REMAT_POLICIES
 from jzero.config.schema.scalars import Anything, Switch, Texts, choice
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured, no_effect, translated
-from jzero.jaxpr.policies import POLICIES
 
 
 class ActivationCheckpointing(Section):
@@ -44,6 +44,6 @@ class Remat(Section):
         "which modules recompute in the backward pass what they computed before: names of classes, or regular "
         "expressions for whole dotted paths such as `h\\.\\d+`",
     )
-    policy: Annotated[str, choice(*POLICIES)] | None = honoured(
+    policy: Annotated[str, choice(*REMAT_POLICIES)] | None = honoured(
         None, "what they keep besides their inputs; `offload` moves the inputs to host memory too"
     )

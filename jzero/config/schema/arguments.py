@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jzero.base.types import Json
 from jzero.config.schema.hf_schedules import KWARGS, LrSchedulerType
 from jzero.config.schema.scalars import Anything, Count, Fraction, NonNegative, Positive, Switch, Text, Whole, is_auto
 from jzero.config.schema.section import Section, SectionType, build
@@ -41,19 +42,19 @@ class TrainingArguments(Section):
     save_total_limit: Positive | None = None
 
     @classmethod
-    def subsection(cls, name: str, data: Mapping[str, Any]) -> SectionType | None:
+    def subsection(cls, name: str, data: Mapping[str, Json]) -> SectionType | None:
         """What a schedule takes follows from its type."""
         return (
             KWARGS.get(str(data.get("lr_scheduler_type", "linear")).lower()) if name == "lr_scheduler_kwargs" else None
         )
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """A schedule that needs keyword arguments misses them even where there are none."""
         return {**data, "lr_scheduler_kwargs": data.get("lr_scheduler_kwargs") or {}}
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Rules across arguments, and no "auto": this is where it is filled from."""
         open_names = [name for name, value in values.items() if is_auto(value)]
         yield from ((name, 'must be a value: "auto" belongs into the DeepSpeed part') for name in open_names)

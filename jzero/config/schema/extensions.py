@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
+from jzero.base.types import Json
 from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
@@ -36,7 +37,7 @@ class Extensions(Section):
     checkpoint: Saving = honoured(Saving())
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Regular expressions must be some."""
         for pattern in values.get("keep_fp32", ()):
             try:

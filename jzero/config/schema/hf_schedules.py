@@ -1,10 +1,11 @@
 """`training_arguments.lr_scheduler_type` and its `lr_scheduler_kwargs`; the formulas are in `jzero.schedules`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainValidator
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import Count, Fraction, NonNegative, Positive, Real, choice
 from jzero.config.schema.section import Section, SectionType
 
@@ -48,7 +49,7 @@ class MinLrKwargs(Section):
     min_lr_rate: NonNegative | None = None
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The minimum is said in one of two ways."""
         if (values.get("min_lr") is None) == (values.get("min_lr_rate") is None):
             yield "min_lr", "or `min_lr_rate` must be given, and only one of the two"
@@ -86,7 +87,7 @@ KWARGS: dict[str, SectionType] = {
 """The schedules by Hugging Face's names."""
 
 
-def _type(value: Any) -> Any:
+def _type(value: Json) -> Json:
     if value == "reduce_lr_on_plateau":
         raise ValueError(f"= {value!r} is refused: it follows a metric; use linear, or cosine_with_min_lr")
     return choice(*KWARGS).func(value)  # type: ignore[call-arg]

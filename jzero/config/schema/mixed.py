@@ -1,8 +1,8 @@
 """Apex's `amp` and torch's `torch_autocast`: other ways to ask for 16-bit compute, read as `fp16` and `bf16`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import shown
 from jzero.config.schema.section import Mapped
 
@@ -13,7 +13,7 @@ _DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"
 """What people write for a dtype; autocast without one is fp16 on GPUs."""
 
 
-def mixed_precision(data: dict[str, Any]) -> Iterator[Mapped]:
+def mixed_precision(data: dict[str, Json]) -> Iterator[Mapped]:
     """Replaces the two sections, where they are switched on, by what they are called here.
 
     `amp` is left alone together with ZeRO, `fp16` or `bf16`, and so is an autocast that contradicts one of these;
@@ -44,7 +44,7 @@ def mixed_precision(data: dict[str, Any]) -> Iterator[Mapped]:
             yield Mapped(f"{name}.enabled", True, "torch_autocast.dtype", autocast.get("dtype"))
 
 
-def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def contradictions(values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """Yields (key, what is wrong) for each of the two sections that is still there, and on."""
     chosen = [name for name in ("fp16", "bf16") if name in values and values[name].enabled is True]
     amp, autocast, zero = (values.get(name) for name in ("amp", "torch_autocast", "zero_optimization"))
@@ -60,7 +60,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "torch_autocast.dtype", f"= {shown(autocast.dtype)} is refused{beside}: use `bf16` or `fp16` alone"
 
 
-def _apex_scaler(amp: Mapping[str, Any]) -> dict[str, Any]:
+def _apex_scaler(amp: Mapping[str, Json]) -> dict[str, Json]:
     """Apex's loss scaler in `fp16`'s terms; it stops growing at 2**24 besides."""
     scale, lowest = amp.get("loss_scale"), amp.get("min_loss_scale")
     static = {} if scale in (None, "dynamic", "auto") else {"loss_scale": scale}
@@ -68,5 +68,5 @@ def _apex_scaler(amp: Mapping[str, Any]) -> dict[str, Any]:
     return {"loss_scale_window": 2000, "hysteresis": 1, **static, **floor}
 
 
-def _is_on(section: Any) -> bool:
+def _is_on(section: Json) -> bool:
     return isinstance(section, Mapping) and section.get("enabled") in (True, "true", "True")

@@ -2,8 +2,8 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from jzero.base.types import Json
 from jzero.config.schema import optimizer_params as p
 from jzero.config.schema.scalars import Anything, Switch, Text, shown
 from jzero.config.schema.section import Section, SectionType
@@ -71,17 +71,17 @@ class OptimizerConfig(Section):
     legacy_fusion: Switch = no_effect(False, p.FUSED)
 
     @classmethod
-    def subsection(cls, name: str, data: Mapping[str, Any]) -> SectionType | None:
+    def subsection(cls, name: str, data: Mapping[str, Json]) -> SectionType | None:
         """The parameters' schema follows from the type."""
         return _BY_NAME.get(str(data.get("type")).lower()) if name == "params" else None
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """Missing parameters are the defaults of the type."""
         return {**data, "params": data.get("params") or {}}
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Names the types that exist, and the nearest one for those that do not exist here."""
         kind = values.get("type")
         if kind is None:

@@ -1,10 +1,11 @@
 """`optimizer.params` of each type: torch's and DeepSpeed's names and defaults. `jzero.optim` has the formulas."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import Betas, Fraction, NonNegative, Switch, choice, shown
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused
@@ -15,7 +16,7 @@ _COUPLED = "added to the gradient (L2)"
 _EPS = "added to the root of the second moment"
 
 
-def _ordered(value: Any) -> Any:
+def _ordered(value: Json) -> Json:
     """Two numbers, each at least 0, the smaller one first."""
     numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(v) in (int, float) for v in value)
     if not numbers or not 0 <= value[0] <= value[1]:
@@ -68,7 +69,7 @@ class LambParams(_Common):
     amsgrad: Switch = refused(False, "DeepSpeed does not have it either; use Adam, or pass optax.amsgrad")
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The bounds of the ratio are in order."""
         low, high = values.get("min_coeff", 0.01), values.get("max_coeff", 10.0)
         if low > high:
@@ -87,7 +88,7 @@ class SGDParams(_Common):
     )
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """As torch: Nesterov needs momentum and no dampening."""
         if values.get("nesterov") is True and not values.get("momentum"):
             yield "nesterov", "needs a `momentum` above 0"

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainValidator
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import NonNegative, Text
 from jzero.config.schema.section import Section, build
 from jzero.config.schema.verdicts import honoured
@@ -25,7 +26,7 @@ class ParamGroup(Section):
     lr_multiplier: NonNegative = honoured(1.0, "factor on the learning rate")
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """An entry says which parameters it is for, and what is different for them."""
         if values.get("match") is None:
             yield "match", "is missing: a regular expression for the names of parameters"
@@ -38,7 +39,7 @@ class ParamGroup(Section):
             yield "match", f"= {values['match']!r} changes nothing: add `weight_decay` or `lr_multiplier`"
 
 
-def _groups(value: Any) -> tuple[ParamGroup, ...]:
+def _groups(value: Json) -> tuple[ParamGroup, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list of objects, got {value!r}")
     groups = []
@@ -53,4 +54,4 @@ def _groups(value: Any) -> tuple[ParamGroup, ...]:
     return tuple(groups)
 
 
-ParamGroups = Annotated[tuple[Any, ...], PlainValidator(_groups)]
+ParamGroups = Annotated[tuple[ParamGroup, ...], PlainValidator(_groups)]

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import Anything, Count, DType, Switch, Text, Texts, is_auto, real, whole
 from jzero.config.schema.section import Mapped, Section
 from jzero.config.schema.verdicts import honoured, no_effect, translated
@@ -38,7 +39,7 @@ class Fp16(Section):
     synonyms: ClassVar[Mapping[str, str]] = {"initial_loss_scale": "initial_scale_power"}
 
     @classmethod
-    def modernise(cls, data: dict[str, Any]) -> Iterator[Mapped]:
+    def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:
         """A first scale that is a power of two may be written as it is."""
         scale = data.get("initial_loss_scale")
         if isinstance(scale, int | float) and scale >= 1 and "initial_scale_power" not in data:
@@ -48,7 +49,7 @@ class Fp16(Section):
                 yield Mapped("initial_scale_power", exponent - 1, "initial_loss_scale", data.pop("initial_loss_scale"))
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """A dynamic scale needs a floor that it can stand on."""
         smallest, dynamic = values.get("min_loss_scale", 1.0), values.get("loss_scale", 0) == 0
         if values.get("enabled") is True and dynamic and not is_auto(smallest) and smallest < SMALLEST_SCALE:
@@ -69,7 +70,7 @@ class Bf16(Section):
     bf16_optimizer_states: Switch = honoured(False, "the optimizer's moments last in bf16; the update is made in fp32")
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Moments follow the parameters they belong to."""
         if values.get("bf16_optimizer_states") is True and not values.get("bf16_master_weights_and_grads"):
             yield "bf16_optimizer_states", "needs `bf16.bf16_master_weights_and_grads` to be true as well"
@@ -112,7 +113,7 @@ class DataTypes(Section):
     buffer_dtype: DType | None = honoured(None, "the model's state, such as BatchNorm statistics, lasts in this")
 
 
-def disagreements(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def disagreements(values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """Rules about number formats that hold between sections: yields (key, what is wrong with it).
 
     Args:

@@ -1,8 +1,8 @@
 """The scalar types of the configuration: what people write for a number or a switch, and what it becomes.
 
 DeepSpeed files hold `5e8` for whole numbers, numbers in quotes, and `"auto"` in place of nearly anything. Each type
-here takes those spellings; `"auto"` passes through every one of them and is replaced later by `jzero.config.resolve.auto`, so
-that after `Config.resolve` a value has the type its annotation says.
+here takes those spellings; `"auto"` passes through every one of them and is replaced later, by
+`jzero.config.resolve.auto`, so that in a `ResolvedConfig` a value has the type its annotation says.
 """
 
 import math
@@ -10,6 +10,8 @@ import reprlib
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
+
+from jzero.base.types import Json
 
 AUTO = "auto"
 
@@ -19,7 +21,7 @@ _SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = 16
 _SHOWN.maxlevel = 3
 
 
-def shown(value: Any) -> str:
+def shown(value: Json) -> str:
     """A value as a message quotes it: what would fill the screen is cut.
 
     >>> shown("x" * 10), len(shown("x" * 10**6)), shown([1, 2])
@@ -28,12 +30,12 @@ def shown(value: Any) -> str:
     return _SHOWN.repr(value)
 
 
-def is_auto(value: Any) -> bool:
+def is_auto(value: Json) -> bool:
     """Whether a value is still to be filled from the training arguments."""
     return isinstance(value, str) and value.lower() == AUTO
 
 
-def _number(value: Any, wanted: str) -> float | int:
+def _number(value: Json, wanted: str) -> float | int:
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -46,7 +48,7 @@ def _number(value: Any, wanted: str) -> float | int:
     return number
 
 
-def _bounded(number: Any, value: Any, low: float, high: float, wanted: str) -> Any:
+def _bounded(number: Json, value: Json, low: float, high: float, wanted: str) -> Json:
     if not low <= number <= high:
         bound = f"at least {low}" if high == math.inf else f"between {low} and {high}"
         raise ValueError(f"must be {wanted} {bound}, got {shown(value)}")
@@ -56,7 +58,7 @@ def _bounded(number: Any, value: Any, low: float, high: float, wanted: str) -> A
 def whole(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
     """A whole number in [low, high]; `5e8`, `100.0` and `"10"` count as whole numbers."""
 
-    def parse(value: Any) -> Any:
+    def parse(value: Json) -> Json:
         if is_auto(value):
             return AUTO
         number = _number(value, "a whole number")
@@ -70,7 +72,7 @@ def whole(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
 def real(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
     """A finite number in [low, high]."""
 
-    def parse(value: Any) -> Any:
+    def parse(value: Json) -> Json:
         return AUTO if is_auto(value) else _bounded(float(_number(value, "a number")), value, low, high, "a number")
 
     return PlainValidator(parse)
@@ -79,7 +81,7 @@ def real(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
 def choice(*allowed: str, **spellings: str) -> PlainValidator:
     """One of some words, in any case; `spellings` names other words for them."""
 
-    def parse(value: Any) -> Any:
+    def parse(value: Json) -> Json:
         word = value.lower() if isinstance(value, str) else ""
         matches = [a for a in allowed if a.lower() == spellings.get(word, word)]
         if not matches and not is_auto(value):
@@ -89,7 +91,7 @@ def choice(*allowed: str, **spellings: str) -> PlainValidator:
     return PlainValidator(parse)
 
 
-def _switch(value: Any) -> Any:
+def _switch(value: Json) -> Json:
     spelling = value.lower() if isinstance(value, str) else value
     if spelling in ("true", "false") or isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return spelling not in ("false", False, 0)
@@ -98,19 +100,19 @@ def _switch(value: Any) -> Any:
     raise ValueError(f"must be true or false, got {shown(value)}")
 
 
-def _text(value: Any) -> Any:
+def _text(value: Json) -> Json:
     if not isinstance(value, str):
         raise ValueError(f"must be a string, got {shown(value)}")
     return value
 
 
-def _texts(value: Any) -> Any:
+def _texts(value: Json) -> Json:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"must be a list of strings, got {shown(value)}")
     return tuple(value)
 
 
-def _pair(value: Any) -> Any:
+def _pair(value: Json) -> Json:
     if is_auto(value):
         return AUTO
     if not isinstance(value, list | tuple) or len(value) != 2:
@@ -118,7 +120,7 @@ def _pair(value: Any) -> Any:
     return tuple(_bounded(float(_number(v, "two numbers")), value, 0, 1, "two numbers") for v in value)
 
 
-def _stage(value: Any) -> Any:
+def _stage(value: Json) -> Json:
     if is_auto(value):
         return AUTO
     try:
@@ -130,7 +132,7 @@ def _stage(value: Any) -> Any:
     return int(number)
 
 
-def _steps_per_print(value: Any) -> Any:
+def _steps_per_print(value: Json) -> Json:
     if is_auto(value):
         return AUTO
     if value == math.inf or (isinstance(value, str) and value.lower() in ("inf", "infinity")):
@@ -139,7 +141,7 @@ def _steps_per_print(value: Any) -> Any:
     return _bounded(int(number), value, 0, math.inf, "a number of steps")
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: Json) -> Json:
     wanted = "a list of whole numbers"
     numbers = [_number(item, wanted) for item in value] if isinstance(value, list | tuple) and value else [0.5]
     if any(number < 1 or number != int(number) for number in numbers):
@@ -147,7 +149,7 @@ def _sizes(value: Any) -> Any:
     return tuple(map(int, numbers))
 
 
-def _steps(value: Any) -> Any:
+def _steps(value: Json) -> Json:
     if is_auto(value):
         return AUTO
     wanted = "a number of steps"

@@ -2,8 +2,8 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from jzero.base.types import Json
 from jzero.config.schema import deepspeed_schedules as d
 from jzero.config.schema import torch_schedules as t
 from jzero.config.schema.scalars import Anything, Text, shown
@@ -64,17 +64,17 @@ class SchedulerConfig(Section):
     ) = honoured(None, "of the type, by DeepSpeed's and torch's names")
 
     @classmethod
-    def subsection(cls, name: str, data: Mapping[str, Any]) -> SectionType | None:
+    def subsection(cls, name: str, data: Mapping[str, Json]) -> SectionType | None:
         """The parameters' schema follows from the type."""
         return PARAMS.get(str(data.get("type"))) if name == "params" else None
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """Missing parameters are the defaults of the type."""
         return {**data, "params": data.get("params") or {}}
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Names the types that exist, and the nearest one for those that do not exist here."""
         kind = values.get("type")
         if kind is None and values.get("params"):

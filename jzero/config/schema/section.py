@@ -9,10 +9,11 @@ import json
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import shown
 from jzero.config.schema.verdicts import HONOURED, Verdict, switched_on, verdict
 from jzero.errors import ConfigError
@@ -21,7 +22,7 @@ from jzero.errors import ConfigError
 class Section(BaseModel):
     """A JSON object of the configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other spellings of a key, and the field they stand for."""
@@ -39,22 +40,22 @@ class Section(BaseModel):
     """DeepSpeed looks into such a section for the keys it knows, and never says that there are others."""
 
     @classmethod
-    def modernise(cls, data: dict[str, Any]) -> Iterator["Mapped"]:
+    def modernise(cls, data: dict[str, Json]) -> Iterator["Mapped"]:
         """Replaces, in `data`, what is said otherwise today, where more than a name has changed."""
         return iter(())
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """Completes what was given before it is checked."""
         return data
 
     @classmethod
-    def subsection(cls, name: str, data: Mapping[str, Any]) -> "type[Section] | None":
+    def subsection(cls, name: str, data: Mapping[str, Json]) -> "type[Section] | None":
         """The schema of the object under a key; `data` is the object around it."""
         return next(iter(sections_of(cls.model_fields[name].annotation)), None) if name in cls.model_fields else None
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Rules on what was given, also across keys: yields (key, what is wrong with it)."""
         return iter(())
 
@@ -67,9 +68,9 @@ class Mapped(NamedTuple):
     """A key that is read as another one: the dotted key inside the section and its value, and what was written."""
 
     key: str
-    value: Any
+    value: Json
     written: str
-    written_value: Any
+    written_value: Json
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Trace:
     problems: list[str] = field(default_factory=list, compare=False)
 
 
-def sections_of(annotation: Any) -> list[type[Section]]:
+def sections_of(annotation: object) -> list[type[Section]]:
     """The section types named by a field's annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
@@ -96,7 +97,7 @@ def sections_of(annotation: Any) -> list[type[Section]]:
     return []
 
 
-def build(cls: type[S], data: Mapping[str, Any], *, file: str, trace: Trace | None = None) -> S:
+def build(cls: type[S], data: Mapping[str, Json], *, file: str, trace: Trace | None = None) -> S:
     """Validates a mapping against a section's schema.
 
     Args:
@@ -126,7 +127,7 @@ def fail(file: str, problems: list[str]) -> None:
         raise ConfigError(f"{file}: " + "; ".join(dict.fromkeys(problems)))
 
 
-def _build(cls: type[S], data: Any, path: str, trace: Trace, root: type[Section], around: Verdict = HONOURED) -> S:
+def _build(cls: type[S], data: Json, path: str, trace: Trace, root: type[Section], around: Verdict = HONOURED) -> S:
     if not isinstance(data, Mapping):
         advice = (
             f'; write {{"enabled": {str(data).lower()}}}'
@@ -138,8 +139,8 @@ def _build(cls: type[S], data: Any, path: str, trace: Trace, root: type[Section]
     data = _without_blanks(cls, data, path, trace)
     mapped = list(cls.modernise(data))
     given_keys, data = set(data), cls.rewrite(data)
-    values: dict[str, Any] = {}
-    written: dict[str, tuple[str, Any]] = {}
+    values: dict[str, Json] = {}
+    written: dict[str, tuple[str, Json]] = {}
     for key, value in data.items():
         name, where = cls.aliases.get(key, key), at(path, key)
         if name not in cls.model_fields:
@@ -171,14 +172,14 @@ def _build(cls: type[S], data: Any, path: str, trace: Trace, root: type[Section]
     return section
 
 
-def at(path: str, key: Any) -> str:
+def at(path: str, key: Json) -> str:
     """The dotted path of a key inside a section."""
     return f"{path}.{key}" if path else str(key)
 
 
-def _without_blanks(cls: type[Section], data: Mapping[str, Any], path: str, trace: Trace) -> dict[str, Any]:
+def _without_blanks(cls: type[Section], data: Mapping[str, Json], path: str, trace: Trace) -> dict[str, Json]:
     """The mapping, with a blank around the name of a known key taken away."""
-    cleaned: dict[str, Any] = {}
+    cleaned: dict[str, Json] = {}
     for key, value in data.items():
         name = str(key).strip()
         if name != key and name not in data and cls.aliases.get(name, name) in cls.model_fields:
@@ -188,7 +189,9 @@ def _without_blanks(cls: type[Section], data: Mapping[str, Any], path: str, trac
     return cleaned
 
 
-def _inner(cls: type[Section], name: str, value: Any, path: str, data: Any, trace: Trace, root: type[Section]) -> Any:
+def _inner(
+    cls: type[Section], name: str, value: Json, path: str, data: Json, trace: Trace, root: type[Section]
+) -> Json:
     """A value, or the section it describes."""
     inner = cls.subsection(name, data)
     if inner is None:
@@ -200,7 +203,7 @@ def _inner(cls: type[Section], name: str, value: Any, path: str, data: Any, trac
     return section
 
 
-def _reading(where: str, raw: Any, parsed: Any) -> str | None:
+def _reading(where: str, raw: Json, parsed: Json) -> str | None:
     """The note on a value that was not written as what it is."""
     if isinstance(raw, str) and isinstance(parsed, int | float):
         return f"`{where}` = {raw!r} in quotes is read as {json.dumps(parsed)}"
@@ -213,7 +216,7 @@ def _reading(where: str, raw: Any, parsed: Any) -> str | None:
     return None
 
 
-def _sentence(path: str, error: dict[str, Any]) -> str:
+def _sentence(path: str, error: dict[str, Json]) -> str:
     where = ".".join([path, *map(str, error["loc"])]).strip(".")
     if error["type"] == "missing":
         return f"`{where}` is missing"
@@ -222,7 +225,7 @@ def _sentence(path: str, error: dict[str, Any]) -> str:
 
 
 def _only_noted(
-    key: str, value: Any, data: Any, cls: type[Section], path: str, root: type[Section], around: Verdict
+    key: str, value: Json, data: Json, cls: type[Section], path: str, root: type[Section], around: Verdict
 ) -> str | None:
     """Why an unknown key is no error: DeepSpeed trains with it, and it is no misspelt key that means something."""
     if around.kind in ("no effect here", "refused") and data.get("enabled") in (False, "false"):
@@ -278,7 +281,7 @@ def key_paths(
                 yield from key_paths(inner, f"{path}{name}.", inside=inside)
 
 
-def given(section: Section) -> dict[str, Any]:
+def given(section: Section) -> dict[str, Json]:
     """The keys that a section was given, as plain dictionaries: the inverse of `build`."""
     values = {name: getattr(section, name) for name in sorted(section.model_fields_set)}
     return {name: given(value) if isinstance(value, Section) else value for name, value in values.items()}

@@ -4,8 +4,9 @@ A section without verdicts of its own has the one of its field in `jzero.config.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import Anything, Count, Positive, Real, Sizes, Switch, Text, Texts, choice, is_auto
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused, translated
@@ -180,7 +181,7 @@ class Elasticity(Section):
     version: Real = honoured(0.2, "0.1 takes devices one by one, 0.2 whole nodes")
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The two versions that there are, without model parallelism."""
         yield from ((name, 'must be a value, got "auto"') for name, value in values.items() if is_auto(value))
         low, high = values.get("min_gpus", 1), values.get("max_gpus", 10000)
@@ -228,7 +229,7 @@ class TensorParallel(Section):
     tp: TensorParallelSize | None = honoured(None)
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """Sizes of 1 say that there is none."""
         size = values.get("autotp_size", 0)
         if isinstance(size, int) and size > 1:

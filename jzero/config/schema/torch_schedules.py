@@ -1,10 +1,11 @@
 """`scheduler.params` of torch's schedules, which DeepSpeed takes too; `jzero.schedules.torch` has the formulas."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainValidator
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import (
     Anything,
     Count,
@@ -22,7 +23,7 @@ from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused
 
 
-def _counts(value: Any) -> Any:
+def _counts(value: Json) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list of whole numbers, got {shown(value)}")
     return tuple(sorted(whole(0).func(v) for v in value))  # type: ignore[call-arg]
@@ -131,7 +132,7 @@ class OneCycleLRParams(_Torch):
     three_phase: Switch = honoured(False, "falls back to the first rate before it falls to the last one")
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """As torch: the length is given in one of two ways."""
         if values.get("total_steps") is None and not (values.get("epochs") and values.get("steps_per_epoch")):
             yield "total_steps", "is missing: give it, or `epochs` and `steps_per_epoch`"

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, cast
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
+from jzero.base.types import Json
+
 Kind = Literal["honoured", "translated", "no effect here", "refused"]
 
 
@@ -25,8 +27,8 @@ class Given(NamedTuple):
     """A key that a configuration sets."""
 
     path: str
-    value: Any
-    default: Any
+    value: Json
+    default: Json
     """DeepSpeed's."""
     verdict: Verdict
     inherited: bool
@@ -34,7 +36,7 @@ class Given(NamedTuple):
 
 
 def _declare(kind: Kind):
-    def declare(default: Any, reason: str = "") -> Any:
+    def declare(default: Json, reason: str = "") -> Any:
         return Field(default, description=reason, json_schema_extra={"verdict": kind})
 
     return declare
@@ -72,7 +74,7 @@ def given_keys(section: BaseModel, path: str = "", around: Verdict = HONOURED) -
             yield from given_keys(value, key, own)
 
 
-def switched_on(value: Any, default: Any) -> bool:
+def switched_on(value: Json, default: Json) -> bool:
     """Whether a value asks for something: a section by its `enabled`, anything else by not being the default.
 
     >>> switched_on({"enabled": False, "opt_level": "O1"}, None), switched_on({"period": 4}, None), switched_on(1, 1)
@@ -91,7 +93,7 @@ def switched_on(value: Any, default: Any) -> bool:
     return value != default and value is not None and value != "auto"
 
 
-def _switches(mapping: Mapping[str, Any]) -> Iterator[bool]:
+def _switches(mapping: Mapping[str, Json]) -> Iterator[bool]:
     for key, value in mapping.items():
         if key == "enabled":
             yield value not in (False, "false", "auto")
@@ -106,6 +108,6 @@ def active_keys(section: BaseModel, kind: Kind) -> Iterator[Given]:
             yield key
 
 
-def show(value: Any) -> str:
+def show(value: Json) -> str:
     """A value as a message shows it: objects are not spelt out."""
     return "{...}" if isinstance(value, BaseModel | Mapping) else repr(value)

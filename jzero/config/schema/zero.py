@@ -4,8 +4,9 @@ Sizes are counts of elements. As in DeepSpeed, the stage-3 keys may be written w
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import Anything, Count, Fraction, Positive, Stage, Switch, Text, Texts, Whole, choice
 from jzero.config.schema.section import Mapped, Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused, translated
@@ -217,7 +218,7 @@ class ZeroConfig(Section):
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """NVMe is for the optimizer at stage 3, as a whole; MiCS groups have at least one device."""
         stage, optimizer = (values.get(name) for name in ("stage", "offload_optimizer"))
         if optimizer and optimizer.device == "nvme" and stage:
@@ -236,7 +237,7 @@ class ZeroConfig(Section):
             yield "mics_shard_size", f"must be a number of devices, or -1 for all, got {group}"
 
     @classmethod
-    def modernise(cls, data: dict[str, Any]) -> Iterator[Mapped]:
+    def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:
         """`cpu_offload` and its like became sections."""
         for name, section in _DEPRECATED.items():
             if name not in data or data.get(section) is not None:

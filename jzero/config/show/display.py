@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from jzero.base.types import Json
 from jzero.config.config import Config
 from jzero.config.resolve.batch import NAMES
 from jzero.config.schema.section import Section
@@ -20,7 +21,7 @@ _WIDTH = 80
 """Lines are laid out for the narrowest terminal that is usual; sentences wrap at the one there is."""
 
 
-def plain(value: Any) -> str:
+def plain(value: Json) -> str:
     """A value as people write it in JSON.
 
     >>> plain(500_000_000), plain(True), plain((0.9, 0.95)), plain("cpu")
@@ -32,7 +33,7 @@ def plain(value: Any) -> str:
     return json.dumps(_jsonable(value))
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: Json) -> Json:
     """Dates, which only YAML has, become text."""
     return to_jsonable_python(value, exclude_none=True, fallback=str)
 
@@ -60,7 +61,7 @@ def config_view(config: Config, *, world: int, defaults: bool = False) -> Render
     return Group(*parts, _batch(config, world))
 
 
-def config_object(config: Config, *, world: int, defaults: bool = False) -> dict[str, Any]:
+def config_object(config: Config, *, world: int, defaults: bool = False) -> dict[str, Json]:
     """The same as an object that `json.dumps` takes.
 
     Returns:
@@ -76,14 +77,31 @@ def config_object(config: Config, *, world: int, defaults: bool = False) -> dict
     return {"world": world, "batch": _sizes(config), "notes": config.notes, "keys": keys}
 
 
-def _cells(line: Line) -> tuple[str, str, str, str]:
+class _Cells(NamedTuple):
+    """What a line shows, in columns."""
+
+    name: str
+    value: str
+    verdict: str
+    origin: str
+
+
+class _Widths(NamedTuple):
+    """Those of the first three columns, in characters."""
+
+    name: int
+    value: int
+    verdict: int
+
+
+def _cells(line: Line) -> _Cells:
     value = "" if line.value is None else plain(line.value)
     # What is shown was not refused: its value is one that asks for nothing.
     kind = "refused if set" if line.verdict.kind == "refused" else line.verdict.kind
-    return line.path.rpartition(".")[2], value, kind, line.origin
+    return _Cells(line.path.rpartition(".")[2], value, kind, line.origin)
 
 
-def _rows(line: Line, widths: tuple[int, int, int]) -> Iterator[RenderableType]:
+def _rows(line: Line, widths: _Widths) -> Iterator[RenderableType]:
     """A line whose columns are as wide in the whole section; an origin that does not fit beside them goes below."""
     *cells, origin = _cells(line)
     style = {"open": "magenta", "default": "dim"}.get(line.origin, "")
@@ -98,11 +116,11 @@ def _rows(line: Line, widths: tuple[int, int, int]) -> Iterator[RenderableType]:
         yield _indented(Text(origin, style), 6)
 
 
-def _widths(inside: list[Line]) -> tuple[int, int, int]:
+def _widths(inside: list[Line]) -> _Widths:
     """What the keys, values and verdicts of a section take."""
     columns = zip(*(_cells(line) for line in inside), strict=True)
     name, value, kind, _ = (max(map(len, column)) for column in columns)
-    return name, min(value, max(10, _WIDTH - 20 - name - kind)), kind
+    return _Widths(name, min(value, max(10, _WIDTH - 20 - name - kind)), kind)
 
 
 def _around(line: Line) -> str:
@@ -131,7 +149,7 @@ def _indented(text: Text, by: int = 2) -> Padding:
     return Padding(text, (0, 0, 0, by), expand=False)
 
 
-def _sizes(config: Config) -> Mapping[str, Any] | None:
+def _sizes(config: Config) -> Mapping[str, int] | None:
     sizes = {name: getattr(config, name) for name in NAMES}
     return sizes if all(isinstance(size, int) for size in sizes.values()) else None
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md from the schema: `python -m jzero.config.show.reference docs/configuration.md`.
+"""Writes the tables of a page from the schema: `python -m jzero.config.show.reference docs/configuration.md`.
 
 Types are described by the validators themselves, in the words of their error messages, so that the page cannot say
 anything else than the program. What stands above the marker in the file is written by hand and is left alone.
@@ -7,7 +7,7 @@ anything else than the program. What stands above the marker in the file is writ
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import PlainValidator
 from pydantic.fields import FieldInfo
@@ -95,7 +95,7 @@ def type_words(field: FieldInfo) -> str:
     return str(field.annotation)
 
 
-def _annotated(annotation: Any) -> list[Any]:
+def _annotated(annotation: object) -> list[FieldInfo]:
     """The parts of a union that carry a validator."""
     return [FieldInfo.from_annotation(part) for part in get_args(annotation) if hasattr(part, "__metadata__")]
 

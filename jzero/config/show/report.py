@@ -1,14 +1,15 @@
 """Every key of a configuration, one line each: its value, where the value comes from, and what becomes of the key."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jzero.base.types import Json
 from jzero.config.config import Config
 from jzero.config.resolve.batch import NAMES
+from jzero.config.schema.notes import unread
 from jzero.config.schema.scalars import is_auto
 from jzero.config.schema.section import Section, at
 from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
-from jzero.config.show.notes import unread
 
 
 class Line(NamedTuple):
@@ -23,7 +24,7 @@ class Line(NamedTuple):
     """
 
     path: str
-    value: Any
+    value: Json
     origin: str
     verdict: Verdict
 
@@ -59,7 +60,7 @@ def _lines(config: Config, section: Section, path: str, around: Verdict) -> Iter
             yield from _lines(config, value, where, own)
 
 
-def _origin(config: Config, section: Section, name: str, path: str, value: Any) -> str:
+def _origin(config: Config, section: Section, name: str, path: str, value: Json) -> str:
     if (is_auto(value) and name in section.model_fields_set) or (value is None and path in NAMES):
         return "open"
     origins = config.origins

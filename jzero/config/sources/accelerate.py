@@ -1,8 +1,9 @@
 """Accelerate's configuration file: the DeepSpeed part in it, as Accelerate itself would hand it to DeepSpeed."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+from jzero.base.types import Json
 from jzero.config.schema.scalars import AUTO, Anything, Positive, Stage, Switch, Text, choice, is_auto
 from jzero.config.schema.section import Mapped, Section, Trace, build
 
@@ -34,7 +35,7 @@ class AccelerateFile(Section):
     """Accelerate's file; all but the first two say where and how it launches."""
 
     @classmethod
-    def modernise(cls, data: dict[str, Any]) -> Iterator[Mapped]:
+    def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:
         """The oldest files have a switch in place of `mixed_precision`."""
         if "fp16" in data:
             switch = data.pop("fp16")
@@ -43,12 +44,12 @@ class AccelerateFile(Section):
             )
 
     @classmethod
-    def rewrite(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """YAML reads a bare `no` as false."""
         return {**data, "mixed_precision": "no"} if data.get("mixed_precision") is False else data
 
     @classmethod
-    def complaints(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """There is no fp8."""
         if values.get("mixed_precision") == "fp8":
             yield "mixed_precision", "= 'fp8' is refused: use bf16 or fp16"
@@ -93,11 +94,11 @@ class AccelerateFile(Section):
 class Accelerate(NamedTuple):
     """What Accelerate's file says: a DeepSpeed configuration, or the path of one that it adds to; and notes."""
 
-    deepspeed: dict[str, Any]
+    deepspeed: dict[str, Json]
     deepspeed_file: str | None
     notes: list[str]
 
-    def over(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def over(self, data: Mapping[str, Json]) -> dict[str, Json]:
         """The DeepSpeed file, which has the first word, with the mixed precision of Accelerate's where it has none."""
         merged = dict(data)
         for name in ("fp16", "bf16"):
@@ -109,7 +110,7 @@ class Accelerate(NamedTuple):
         return merged
 
 
-def read_accelerate(data: Mapping[str, Any], file: str) -> Accelerate:
+def read_accelerate(data: Mapping[str, Json], file: str) -> Accelerate:
     """Reads Accelerate's configuration.
 
     Args:
@@ -137,7 +138,7 @@ def read_accelerate(data: Mapping[str, Any], file: str) -> Accelerate:
         beside = sorted(plugin.model_fields_set - {"deepspeed_config_file", "zero3_init_flag"})
         notes += [f"`deepspeed_config.{name}` has no effect beside `deepspeed_config_file`" for name in beside]
         return Accelerate(precision, plugin.deepspeed_config_file, notes)
-    zero: dict[str, Any] = {"stage": plugin.zero_stage}
+    zero: dict[str, Json] = {"stage": plugin.zero_stage}
     for name in ("offload_optimizer", "offload_param"):
         if (device := getattr(plugin, f"{name}_device")) != "none":
             zero[name] = {"device": device, "nvme_path": getattr(plugin, f"{name}_nvme_path")}

@@ -8,31 +8,31 @@ import base64
 import binascii
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import hjson
-import yaml
-
+from jzero.base.types import Json
 from jzero.config.schema.scalars import shown
 from jzero.config.schema.section import at
 from jzero.config.sources.accelerate import read_accelerate
 from jzero.errors import ConfigError
 
 
-def read_source(
-    source: str | os.PathLike[str] | Mapping[str, Any], file: str
-) -> tuple[Mapping[str, Any], str, list[str]]:
+class Read(NamedTuple):
+    """A DeepSpeed configuration, what to call it in messages, and notes on how it was read."""
+
+    data: Mapping[str, Json]
+    file: str
+    notes: list[str]
+
+
+def read_source(source: str | os.PathLike[str] | Mapping[str, Json], file: str) -> Read:
     """Reads whatever `Config.load` takes.
 
     Args:
         source: A mapping, a path, the text of an object, or that text in urlsafe base64.
         file: What to call a source that is no file.
-
-    Returns:
-        The DeepSpeed configuration, what to call it in messages, and notes on how it was read.
 
     Raises:
         ConfigError: It cannot be read.
@@ -48,16 +48,16 @@ def read_source(
     else:
         data, file = read_object(source), str(Path(source))
     if "deepspeed_config" not in data:
-        return data, file, []
+        return Read(data, file, [])
     accelerate = read_accelerate(data, file)
     if accelerate.deepspeed_file is None:
-        return accelerate.deepspeed, file, accelerate.notes
+        return Read(accelerate.deepspeed, file, accelerate.notes)
     beside = Path(file).parent / accelerate.deepspeed_file
     path = beside if beside.exists() else Path(accelerate.deepspeed_file)
-    return accelerate.over(read_object(path)), str(path), accelerate.notes
+    return Read(accelerate.over(read_object(path)), str(path), accelerate.notes)
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_object(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Reads a file that holds one JSON or Hjson object, or YAML by its name.
 
     Raises:
@@ -69,17 +69,21 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot read the file: {error.strerror or error}") from None
     except ValueError:
         raise ConfigError(f"{path}: cannot read the file: it is not UTF-8 text") from None
-    return (_parse_yaml if Path(path).suffix in (".yaml", ".yml") else parse_object)(text, str(path))
+    if Path(path).suffix in (".yaml", ".yml"):
+        from jzero.config.sources.yaml_text import parse_yaml  # the parser is only loaded for files that need it
+
+        return parse_yaml(text, str(path))
+    return parse_object(text, str(path))
 
 
-def parse_object(text: str, file: str) -> dict[str, Any]:
+def parse_object(text: str, file: str) -> dict[str, Json]:
     """Parses the text of a JSON or Hjson object; `file` names it in messages."""
     if not text.strip():
         raise ConfigError(f"{file}: is empty; it must hold one JSON object")
     try:
-        value = _loads(text)
-    except hjson.HjsonDecodeError as error:
-        raise ConfigError(f"{file}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
+        value = _loads(text, file)
+    except ConfigError:  # which is a ValueError
+        raise
     except RecursionError:
         raise ConfigError(f"{file}: not a configuration: objects lie too deep in each other") from None
     except ValueError:  # Python reads no whole number of more than 4300 digits
@@ -94,13 +98,13 @@ def parse_object(text: str, file: str) -> dict[str, Any]:
 class _Pairs(dict):
     """An object that knows which of its keys were written more than once."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]):
+    def __init__(self, pairs: list[tuple[str, Json]]):
         super().__init__(pairs)
         names = [name for name, _ in pairs]
         self.twice = [name for name in self if names.count(name) > 1] if len(self) < len(names) else []
 
 
-def _twice(value: Any, path: str = "") -> Iterator[str]:
+def _twice(value: Json, path: str = "") -> Iterator[str]:
     if isinstance(value, _Pairs):
         yield from (f"`{at(path, name)}`" for name in value.twice)
         for name, inner in value.items():
@@ -110,19 +114,21 @@ def _twice(value: Any, path: str = "") -> Iterator[str]:
             yield from _twice(item, path)
 
 
-def _loads(text: str) -> Any:
+def _loads(text: str, file: str) -> Json:
     """JSON, or else Hjson; of the two errors the one that is nearer to what is wrong."""
     try:
         return json.loads(text, object_pairs_hook=_Pairs)
     except json.JSONDecodeError as error:
         strict = error
+    import hjson  # only files with comments and the like need it
+
     try:
         return hjson.loads(text, object_pairs_hook=_Pairs)
     except hjson.HjsonDecodeError as error:
         # Strict JSON sees it earlier, unless what it sees is a comment or a trailing comma.
-        if text[strict.pos :].lstrip()[:1] not in ("#", "/", "}", "]") and strict.pos < error.pos:
-            raise hjson.HjsonDecodeError(strict.msg, text, strict.pos) from None
-        raise
+        sooner = text[strict.pos :].lstrip()[:1] not in ("#", "/", "}", "]") and strict.pos < error.pos
+        near = strict if sooner else error
+        raise ConfigError(f"{file}: not valid JSON at line {near.lineno}, column {near.colno}: {near.msg}") from None
 
 
 def _from_base64(text: str) -> str | None:
@@ -132,38 +138,3 @@ def _from_base64(text: str) -> str | None:
     except (binascii.Error, ValueError):
         return None
     return decoded if decoded.lstrip().startswith("{") else None
-
-
-class _Yaml(yaml.SafeLoader):
-    """YAML in which `5e8` is a number, as everywhere else, and in which no key may stand twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        keys = [self.construct_object(key, deep=True) for key in own]  # type: ignore[no-untyped-call]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                mark = own[i].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"`{key}` is there twice; keep one", mark)
-        return super().construct_mapping(node, deep)
-
-
-# Built at once rather than step by step, a mapping or list that holds itself is an error.
-_Yaml.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node, True))  # type: ignore
-_Yaml.add_constructor("tag:yaml.org,2002:seq", lambda loader, node: loader.construct_sequence(node, True))  # type: ignore
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), "-+0123456789"
-)
-
-
-def _parse_yaml(text: str, file: str) -> dict[str, Any]:
-    try:
-        value = yaml.load(text, _Yaml)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{file}: not valid YAML{where}: {error.problem}") from None
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: must hold one YAML mapping, got {shown(value)}")
-    return value

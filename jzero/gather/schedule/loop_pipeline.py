@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import PyTree
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.run import barrier, instantiated, is_zero
 from jzero.gather.unit.split_vjp import Function, Operands, SplitVJP, is_inexact, saving_vjp
-from jzero.gather.unit.units import barrier, instantiated, is_zero
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract, is_on_host, to_host
 
@@ -63,7 +64,7 @@ class Body:
         """The layer some iterations further than layer `i`, or the last one on the way."""
         return jnp.clip(i - further if self.reverse else i + further, 0, self.length - 1)
 
-    def scan(self, iteration: Callable, state: Any, xs: Any, *, backward: bool = False) -> Any:
+    def scan(self, iteration: Callable, state: PyTree, xs: Any, *, backward: bool = False) -> Any:
         """Runs iterations in one of the two directions; each gets the number of its layer too."""
         layers = jnp.arange(self.length, dtype=jnp.int32)
         reverse = self.reverse is not backward
@@ -121,7 +122,7 @@ def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs
 def _forward(body: Body, compute: Callable, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any]) -> Any:
     """The forward loop: its outputs, and what `compute` keeps of each iteration."""
 
-    def iteration(state: Any, x: Any) -> Any:
+    def iteration(state: PyTree, x: Any) -> Any:
         (carry, here), (i, (passed, xs)) = state, x
         following = _gathered(body, stacks, body.layer(i, 1))
         outs, kept = compute(_full(body, stacks, here, i, Inputs(passed, xs, inputs.consts)), carry)
@@ -130,6 +131,97 @@ def _forward(body: Body, compute: Callable, stacks: dict[int, ParamShards], inpu
     first = _gathered(body, stacks, body.length - 1 if body.reverse else 0)
     (carry, _), (ys, kept) = body.scan(iteration, (carry, first), (inputs.passed, inputs.xs))
     return [*carry, *ys], kept
+
+
+class _State(NamedTuple):
+    """What the backward loop carries from one iteration into the next.
+
+    Attributes:
+        grads_carry: output of the body -> gradient of that part of the carry.
+        grads_consts: leaf of `Inputs` -> gradient so far of what every iteration sees.
+        here: what has been gathered of this layer.
+        waiting: gradients of the layer before, whole, in the order of `_Backward.late`.
+        stacked: those of all layers, scattered.
+    """
+
+    grads_carry: dict[int, jax.Array]
+    grads_consts: dict[int, jax.Array]
+    here: list[jax.Array]
+    waiting: list[jax.Array]
+    stacked: list[jax.Array]
+
+
+@dataclass(frozen=True, eq=False)
+class _Backward:
+    """The backward loop.
+
+    Attributes:
+        body, split_vjp, grad_reduce, stacks, inputs: see `_backward`.
+        late: see `_late`.
+    """
+
+    body: Body
+    split_vjp: SplitVJP
+    grad_reduce: GradReduceConfig
+    stacks: dict[int, ParamShards]
+    inputs: Inputs
+    late: list[int]
+
+    @property
+    def n_forms(self) -> int:
+        return len(self.body.gather_keys)
+
+    @property
+    def n_sliced(self) -> int:
+        """How many leaves of the inputs are sliced; the others are what every iteration sees."""
+        return len(jax.tree.leaves(self.inputs)) - len(self.inputs.consts)
+
+    def start(self, grads_carry: dict[int, jax.Array]) -> _State:
+        """What the first iteration gets, that of the last layer."""
+        gather_keys, leaves = self.body.gather_keys, jax.tree.leaves(self.inputs)
+        moving_consts = [k - self.n_forms for k in self.split_vjp.moving_full if k >= self.n_forms + self.n_sliced]
+        # The barrier, or the compiler would gather the first layer of this loop as early as it likes.
+        last = 0 if self.body.reverse else self.body.length - 1
+        start, grads_carry = barrier((jnp.int32(last), grads_carry))
+        late = [gather_keys[k] for k in self.late]
+        return _State(
+            grads_carry,
+            {k: jnp.zeros_like(leaves[k]) for k in moving_consts},
+            _gathered(self.body, self.stacks, start),
+            [jnp.zeros(f.shape.shape, f.shape.dtype) for f in late],
+            [jnp.zeros((self.body.length, *f.placement.shard_shape), f.dtype) for f in late],
+        )
+
+    def scatter_late(self, stacked: list[Any], waiting: list[Any], i: Any) -> list[Any]:
+        """Scatters the gradients of layer `i` that have waited."""
+        forms = [self.body.gather_keys[k] for k in self.late]
+        scattered = [f.scattered(grad, self.grad_reduce, "scan") for f, grad in zip(forms, waiting, strict=True)]
+        return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
+
+    def iteration(self, state: _State, x: Any) -> tuple[_State, Any]:
+        """One layer: its gradients of what is gathered, and of what is sliced, go out."""
+        body, split_vjp, n_forms = self.body, self.split_vjp, self.n_forms
+        grads_carry, grads_consts, here, waiting, stacked = state
+        i, (passed, xs, kept, grads_ys) = x
+        following = _gathered(body, self.stacks, body.layer(i, -1))
+        sent = following, self.scatter_late(stacked, waiting, body.layer(i, 1))
+        given = {**grads_carry, **grads_ys}
+        shapes = enumerate(split_vjp.out_shapes)
+        cotangents = [given.get(k, jnp.zeros(s.shape, s.dtype)) for k, s in shapes if is_inexact(s)]
+        full = _full(body, self.stacks, here, i, Inputs(passed, xs, self.inputs.consts))
+        moved, moved_carry = split_vjp.backward(full, kept, cotangents)
+        grads = dict(zip(split_vjp.moving_full, moved, strict=True))
+        waiting = [grads.pop(k) for k in self.late]
+        own = {k: g for k, g in grads.items() if k < n_forms}
+        scattered, sent = _scattered(body, own, sent, self.grad_reduce)
+        # Or the scheduler would put the product of the waiting gradient behind the last scatter, and nothing beside it.
+        scattered, waiting = barrier((scattered, waiting))
+        hosted = {f.leaf for f in body.gather_keys if f.on_host}
+        scattered = {leaf: to_host(g) if leaf in hosted else g for leaf, g in scattered.items()}
+        sliced = {k - n_forms: g for k, g in grads.items() if n_forms <= k < n_forms + self.n_sliced}
+        grads_consts = {k: total + grads[n_forms + k] for k, total in grads_consts.items()}
+        grads_carry = dict(zip(split_vjp.moving_others, moved_carry, strict=True))
+        return _State(grads_carry, grads_consts, sent[0], waiting, sent[1]), (scattered, sliced)
 
 
 def _backward(
@@ -142,60 +234,23 @@ def _backward(
     kept: Any,
     grads_out: Sequence[Any],
 ) -> Any:
-    """The backward loop: gradients of `stacks`, of `inputs` and of the carry."""
+    """The gradients of `stacks`, of `inputs` and of the carry."""
     if all(is_zero(g) for g in grads_out):
         return None, None, None
-    gather_keys, n_forms, shapes = body.gather_keys, len(body.gather_keys), split_vjp.out_shapes
-    leaves = jax.tree.leaves(inputs)
-    n_sliced = len(leaves) - len(inputs.consts)
     late = _late(body, split_vjp)
-
-    def scatter_late(stacked: list[Any], waiting: list[Any], i: Any) -> list[Any]:
-        scattered = [gather_keys[k].scattered(grad, grad_reduce, "scan") for k, grad in zip(late, waiting, strict=True)]
-        return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
-
-    def iteration(state: Any, x: Any) -> Any:
-        grads_carry, grads_consts, here, waiting, stacked = state
-        i, (passed, xs, kept, grads_ys) = x
-        sent = _gathered(body, stacks, body.layer(i, -1)), scatter_late(stacked, waiting, body.layer(i, 1))
-        given = {**grads_carry, **grads_ys}
-        cotangents = [given.get(k, jnp.zeros(s.shape, s.dtype)) for k, s in enumerate(shapes) if is_inexact(s)]
-        full = _full(body, stacks, here, i, Inputs(passed, xs, inputs.consts))
-        moved, moved_carry = split_vjp.backward(full, kept, cotangents)
-        grads = dict(zip(split_vjp.moving_full, moved, strict=True))
-        waiting = [grads.pop(k) for k in late]
-        scattered, sent = _scattered(body, {k: g for k, g in grads.items() if k < n_forms}, sent, grad_reduce)
-        # Or the scheduler would put the product of the waiting gradient behind the last scatter, and nothing beside it.
-        scattered, waiting = barrier((scattered, waiting))
-        scattered = {leaf: to_host(g) if leaf in hosted else g for leaf, g in scattered.items()}
-        sliced = {k - n_forms: g for k, g in grads.items() if n_forms <= k < n_forms + n_sliced}
-        grads_consts = {k: total + grads[n_forms + k] for k, total in grads_consts.items()}
-        grads_carry = dict(zip(split_vjp.moving_others, moved_carry, strict=True))
-        return (grads_carry, grads_consts, sent[0], waiting, sent[1]), (scattered, sliced)
-
-    hosted = {f.leaf for f in gather_keys if f.on_host}
-    first, last = (body.length - 1, 0) if body.reverse else (0, body.length - 1)
-    grads_carry = {k: instantiated(grads_out[k], shapes[k]) for k in split_vjp.moving_others}
+    loop = _Backward(body, split_vjp, grad_reduce, stacks, inputs, late)
+    grads_carry = {k: instantiated(grads_out[k], split_vjp.out_shapes[k]) for k in split_vjp.moving_others}
     grads_ys = {k: g for k, g in enumerate(grads_out) if k >= n_carry and not is_zero(g)}
-    moving_consts = [k - n_forms for k in split_vjp.moving_full if k >= n_forms + n_sliced]
-    # The barrier, or the compiler would gather the first layer of this loop as early as it likes.
-    start, grads_carry = barrier((jnp.int32(last), grads_carry))
-    state = (
-        grads_carry,
-        {k: jnp.zeros_like(leaves[k]) for k in moving_consts},
-        _gathered(body, stacks, start),
-        [jnp.zeros(gather_keys[k].shape.shape, gather_keys[k].shape.dtype) for k in late],
-        [jnp.zeros((body.length, *gather_keys[k].placement.shard_shape), gather_keys[k].dtype) for k in late],
-    )
     xs = (inputs.passed, inputs.xs, kept, grads_ys)
-    state, (scattered, sliced) = body.scan(iteration, state, xs, backward=True)
-    grads_carry, grads_consts, _, waiting, stacked = state
-    scattered |= {gather_keys[k].leaf: g for k, g in zip(late, scatter_late(stacked, waiting, first), strict=True)}
-    grads_inputs = {**sliced, **grads_consts}
+    state, (scattered, sliced) = body.scan(loop.iteration, loop.start(grads_carry), xs, backward=True)
+    first = body.length - 1 if body.reverse else 0
+    at_last = loop.scatter_late(state.stacked, state.waiting, first)
+    scattered |= {body.gather_keys[k].leaf: g for k, g in zip(late, at_last, strict=True)}
+    grads_inputs, treedef = {**sliced, **state.grads_consts}, jax.tree.structure(inputs)
     return (
         {leaf: ParamShards(scattered.get(leaf)) for leaf in stacks},
-        jax.tree.structure(inputs).unflatten([grads_inputs.get(k) for k in range(len(leaves))]),
-        [grads_carry.get(k) for k in range(n_carry)],
+        treedef.unflatten([grads_inputs.get(k) for k in range(treedef.num_leaves)]),
+        [state.grads_carry.get(k) for k in range(n_carry)],
     )
 
 

@@ -6,23 +6,39 @@ hand. Only a loop over stacked parameters goes on gathering by itself, layer by 
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jax.extend.core import primitives
 
 from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.trace.regions import remat_regions
 from jzero.gather.trace.structural_keys import structural_key
-from jzero.gather.trace.walk import stacked_operands, walk
+from jzero.gather.trace.visitor import stacked_operands, walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.products import apply_primitive
 from jzero.gather.unit.split_vjp import Operands, SplitVJP, is_inexact, recomputing_vjp, saving_vjp
 from jzero.gather.unit.units import Unit
-from jzero.jaxpr import compat
-from jzero.jaxpr.policies import OFFLOAD
+from jzero.jaxpr import Equation, Program, bind, called_program, name_of, scan_arity
+from jzero.jaxpr.params import remat_of, scan_of
+from jzero.jaxpr.policies import OFFLOAD, never_gathered
+from jzero.jaxpr.primitives import is_remat, stops_gradient
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract
+
+RunBody: TypeAlias = Callable[[Program, Sequence[Any], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]]
+"""Runs the body of a loop that gathers by itself: of a program, its operands, the arrays of parameters, as `run`."""
+
+
+class Rules(NamedTuple):
+    """What everything inside of a unit runs by.
+
+    Attributes:
+        grad_reduce: how gradients travel.
+        run_body: how the body of a loop is run that gathers by itself.
+    """
+
+    grad_reduce: GradReduceConfig
+    run_body: RunBody
 
 
 class Inside:
@@ -31,13 +47,11 @@ class Inside:
     Args:
         full: form -> gathered parameter.
         arrays: leaf -> its arrays, for whole parameters and for those that a loop slices.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
     """
 
-    def __init__(
-        self, full: Mapping[DeferredParam, jax.Array], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
-    ):
-        self.full, self.arrays, self.grad_reduce = full, arrays, grad_reduce
+    def __init__(self, full: Mapping[DeferredParam, jax.Array], arrays: Mapping[int, ParamShards], rules: Rules):
+        self.full, self.arrays, self.rules = full, arrays, rules
         self.regions: dict[Hashable, Callable] = {}
 
     def value(self, x: Any) -> Any:
@@ -46,11 +60,11 @@ class Inside:
             return x
         return x.replayed(x.gathered(self.arrays[x.leaf]) if x.is_replicated else self.full[x.gather_key])
 
-    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """An equation without parameters."""
-        return compat.bind(eqn, operands)
+        return bind(eqn, operands)
 
-    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """An equation on full values."""
         return apply_primitive(eqn, [self.value(x) for x in operands])
 
@@ -58,60 +72,58 @@ class Inside:
         """A parameter that leaves the program."""
         return self.value(value)
 
-    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """A `jax.checkpoint` region; its policy stays, except that it can never save what a loop inside gathers."""
         gather_keys, passed = _needs(eqn, operands)
 
         def body(full, parts, data):
             full, parts = dict(zip(gather_keys, full, strict=True)), dict(zip(passed, parts, strict=True))
-            return _evaluate(eqn, operands, full, parts, data, self.grad_reduce)
+            return _evaluate(eqn, operands, full, parts, data, self.rules)
 
         key = _computation(eqn, operands, passed)
         if key not in self.regions:
-            self.regions[key] = jax.checkpoint(body, policy=_policy(eqn), prevent_cse=eqn.params["prevent_cse"])
+            region = remat_of(eqn)
+            policy = never_gathered(region.policy)
+            self.regions[key] = jax.checkpoint(body, policy=policy, prevent_cse=region.prevent_cse)
         data = [x for x in operands if not isinstance(x, DeferredParam)]
         return self.regions[key]([self.full[f] for f in gather_keys], [self.arrays[leaf] for leaf in passed], data)
 
-    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
-        from jzero.gather.trace.interpreter import run
-
-        n_consts, n_carry = compat.scan_arity(eqn)
+        scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
         first_x = n_consts + n_carry
         values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
-        if self.grad_reduce.pipelined and eqn.params["length"] > 1:
+        if self.rules.grad_reduce.pipelined and scan.length > 1:
             layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
-            if (outs := _pipelined(eqn, layers, values, self.grad_reduce)) is not None:
+            if (outs := _pipelined(eqn, layers, values, self.rules)) is not None:
                 return outs
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             inputs = [*values[:n_consts], *carry, *xs]
             slices = {operands[i].leaf: inputs[i] for i in stacked}
             inputs = [operands[i].layer if i in stacked else x for i, x in enumerate(inputs)]
-            outs = run(eqn.params["jaxpr"], inputs, slices, self.grad_reduce, in_loop=True)
+            outs = self.rules.run_body(scan.program, inputs, slices, self.rules.grad_reduce)
             return outs[:n_carry], outs[n_carry:]
 
-        p = eqn.params
         carry, ys = jax.lax.scan(
-            body, values[n_consts:first_x], values[first_x:], p["length"], reverse=p["reverse"], unroll=p["unroll"]
+            body, values[n_consts:first_x], values[first_x:], scan.length, reverse=scan.reverse, unroll=scan.unroll
         )
         return [*carry, *ys]
 
 
-def _pipelined(
-    eqn: Any, layers: Sequence[Any], values: Sequence[Any], grad_reduce: GradReduceConfig
-) -> list[Any] | None:
+def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rules: Rules) -> list[Any] | None:
     """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
 
     Args:
         eqn: the `scan`.
         layers: its operands; of stacked parameters what one iteration sees.
         values: its operands; of stacked parameters their arrays.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
     """
-    program, (n_consts, n_carry) = eqn.params["jaxpr"], compat.scan_arity(eqn)
+    scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
+    program = scan.program
     if any(
-        region.params["policy"] is OFFLOAD for region in remat_regions(program)
+        remat_of(region).policy is OFFLOAD for region in remat_regions(program)
     ):  # a pipeline keeps what its iterations take, on the devices
         return None
     needs = _Needs()
@@ -132,7 +144,7 @@ def _pipelined(
             dict(zip(gather_keys, full[: len(gather_keys)], strict=True)),
             structure.unflatten(full[len(gather_keys) :]),
         )
-        return walk(program, operands(given, carry), Inside(own, given.passed, grad_reduce))
+        return walk(program, operands(given, carry), Inside(own, given.passed, rules))
 
     inputs = Inputs(
         {leaf: arrays[leaf] for leaf in passed},
@@ -145,36 +157,36 @@ def _pipelined(
         lambda inputs, carry: walk(program, operands(inputs, carry), _Needs()),
         gather_keys,
         [deferred_params[f.leaf].trainable for f in gather_keys],
-        *(eqn.params[name] for name in ("length", "reverse", "unroll")),
+        scan.length,
+        scan.reverse,
+        scan.unroll,
     )
     stacks = {f.leaf: arrays[f.leaf] for f in gather_keys}
-    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), grad_reduce)
+    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), rules.grad_reduce)
 
 
-def make_unit(
-    eqn: Any, operands: Sequence[Any], grad_reduce: GradReduceConfig, known: dict[Hashable, SplitVJP]
-) -> Unit | None:
+def make_unit(eqn: Equation, operands: Sequence[Any], rules: Rules, known: dict[Hashable, SplitVJP]) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
         eqn: the equation.
         operands: `DeferredParam` where the operand is a parameter; for data, whether a gradient may flow to it.
-        grad_reduce: how gradients travel.
+        rules: what it runs by.
         known: computations of units made before, which those alike share; this one's is added.
     """
     gather_keys, passed = _needs(eqn, operands)
-    is_region = eqn.primitive is primitives.remat_p
-    offloads = is_region and eqn.params["policy"] is OFFLOAD
+    is_region = is_remat(eqn)
+    offloads = is_region and remat_of(eqn).policy is OFFLOAD
     if not gather_keys and not offloads:
         return None
     key = _computation(eqn, operands, passed)
     if key not in known:
-        known[key] = _split_vjp(eqn, operands, gather_keys, passed, grad_reduce)
-    name = "checkpoint" if is_region else eqn.primitive.name
+        known[key] = _split_vjp(eqn, operands, gather_keys, passed, rules)
+    name = "checkpoint" if is_region else name_of(eqn)
     return Unit(name, tuple(gather_keys), tuple(passed), known[key], offloads)
 
 
-def _computation(eqn: Any, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
+def _computation(eqn: Equation, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
     """Equal for equations that may share their computation."""
     # What a loop inside gathers is called by its own name, so that nothing else can have the same computation.
     names = [x.name for x in operands if isinstance(x, DeferredParam) and x.leaf in passed and not x.is_replicated]
@@ -182,14 +194,14 @@ def _computation(eqn: Any, operands: Sequence[Any], passed: Sequence[int]) -> Ha
 
 
 def _split_vjp(
-    eqn: Any,
+    eqn: Equation,
     operands: Sequence[Any],
     gather_keys: list[DeferredParam],
     passed: list[int],
-    grad_reduce: GradReduceConfig,
+    rules: Rules,
 ) -> SplitVJP:
     """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
-    is_region = eqn.primitive is primitives.remat_p
+    is_region = is_remat(eqn)
     deferred_params = [x for x in operands if isinstance(x, DeferredParam)]
     trainable = tuple(any(x.trainable for x in deferred_params if x.leaf == f.leaf) for f in gather_keys)
     parts = {leaf: _part_shapes(next(x for x in deferred_params if x.leaf == leaf)) for leaf in passed}
@@ -200,7 +212,7 @@ def _split_vjp(
     def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
         parts = passed_tree.unflatten(others[: len(passed_leaves)])
         return _evaluate(
-            eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], grad_reduce
+            eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], rules
         )
 
     shapes, others = [f.shape for f in gather_keys], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
@@ -211,10 +223,10 @@ def _split_vjp(
     ]
     moving += [moves for _, moves in data]
     taken = Operands(shapes, trainable, others, moving)
-    if is_region and eqn.params["policy"] in (None, OFFLOAD):
+    if is_region and remat_of(eqn).policy in (None, OFFLOAD):
         return recomputing_vjp(compute, taken, out_shapes)
     if is_region:
-        compute = jax.checkpoint(compute, policy=_policy(eqn), prevent_cse=False)
+        compute = jax.checkpoint(compute, policy=never_gathered(remat_of(eqn).policy), prevent_cse=False)
     return saving_vjp(compute, taken, recomputes=is_region)
 
 
@@ -225,25 +237,16 @@ def identity_unit(value: DeferredParam) -> Unit:
     return Unit("output", (value.gather_key,), (), split_vjp)
 
 
-def _evaluate(eqn, operands, full, arrays, data, grad_reduce) -> list[jax.Array]:
+def _evaluate(eqn, operands, full, arrays, data, rules) -> list[jax.Array]:
     """One equation, with its data operands replaced, on gathered parameters."""
     given = iter(data)
     operands = [x if isinstance(x, DeferredParam) else next(given) for x in operands]
-    inside = Inside(full, arrays, grad_reduce)
-    if eqn.primitive is primitives.remat_p:
-        return walk(eqn.params["jaxpr"], operands, inside)
+    inside = Inside(full, arrays, rules)
+    if is_remat(eqn):
+        return walk(called_program(eqn), operands, inside)
     if stacked := stacked_operands(eqn, operands):
         return inside.loop(eqn, operands, stacked)
     return inside.use(eqn, operands)
-
-
-def _policy(eqn: Any) -> Any:
-    policy = eqn.params["policy"]
-
-    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
-        return False if primitive is primitives.all_gather_p else policy(primitive, *avals, **params)
-
-    return policy and saves
 
 
 def _part_shapes(x: DeferredParam) -> ParamShards:
@@ -256,13 +259,13 @@ def _shape(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _needs(eqn: Any, operands: Sequence[Any]) -> tuple[list[DeferredParam], list[int]]:
+def _needs(eqn: Equation, operands: Sequence[Any]) -> tuple[list[DeferredParam], list[int]]:
     """What an equation needs of its parameters: forms to be gathered, in the order of first use, and leaves whose own
     arrays it takes.
     """
     needs = _Needs()
-    if eqn.primitive is primitives.remat_p:
-        walk(eqn.params["jaxpr"], [x if isinstance(x, DeferredParam) else False for x in operands], needs)
+    if is_remat(eqn):
+        walk(called_program(eqn), [x if isinstance(x, DeferredParam) else False for x in operands], needs)
     elif stacked := stacked_operands(eqn, operands):
         needs.loop(eqn, list(operands), stacked)
     else:
@@ -277,17 +280,17 @@ class _Needs:
         self.gather_keys: dict[DeferredParam, None] = {}
         self.passed: set[int] = set()
 
-    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+        flows = any(x is True for x in operands) and not stops_gradient(eqn)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
-    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         return self.data(eqn, [self.output(x) if isinstance(x, DeferredParam) else x for x in operands])
 
-    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        return walk(eqn.params["jaxpr"], operands, self)
+    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+        return walk(called_program(eqn), operands, self)
 
-    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         self.passed |= {operands[i].leaf for i in stacked}
         return self.use(eqn, [x.trainable if i in stacked else x for i, x in enumerate(operands)])
 

@@ -13,13 +13,16 @@ from typing import Any
 
 import jax
 
+from jzero.base.types import Casts, Mask, Params, Placements, PyTree
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
-from jzero.gather.trace.inside import Inside, identity_unit, make_unit
-from jzero.gather.trace.walk import walk
+from jzero.gather.trace.inside import Inside, Rules, identity_unit, make_unit
+from jzero.gather.trace.visitor import walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
+from jzero.gather.unit.run import run_unit
 from jzero.gather.unit.split_vjp import SplitVJP, is_inexact
-from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own, run_unit
-from jzero.jaxpr import compat
+from jzero.gather.unit.units import Link, Schedule, Unit, on_its_own
+from jzero.jaxpr import Equation, Program, trace
+from jzero.jaxpr.primitives import stops_gradient
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import is_on_host, to_device
 from jzero.sharding.placement import path_name
@@ -27,13 +30,13 @@ from jzero.sharding.placement import path_name
 
 def gather_at_use(
     fn: Callable,
-    placements: Any,
+    placements: Placements,
     grad_reduce: GradReduceConfig,
     *,
-    casts: Any,
-    trainable: Any,
-    wholes: Any | None = None,
-    ready: Any | None = None,
+    casts: Casts,
+    trainable: Mask,
+    wholes: PyTree | None = None,
+    ready: PyTree | None = None,
     limits: Limits | None = None,
 ) -> Callable:
     """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
@@ -54,7 +57,7 @@ def gather_at_use(
         that of a whole leaf is the device's own, not summed.
     """
 
-    def sharded_fn(params_sharded: Any, *args: Any) -> Any:
+    def sharded_fn(params_sharded: Params, *args: Any) -> Any:
         paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
         leaves = [leaf for _, leaf in paths]
         given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))
@@ -68,7 +71,7 @@ def gather_at_use(
             deferred_params.append(
                 DeferredParam(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype)
             )
-        program, out_shape = compat.trace(fn, treedef.unflatten([x.shape for x in deferred_params]), *args)
+        program, out_shape = trace(fn, treedef.unflatten([x.shape for x in deferred_params]), *args)
         outs = run(program, [*deferred_params, *jax.tree.leaves(args)], arrays, grad_reduce, limits)
         return jax.tree.structure(out_shape).unflatten(outs)
 
@@ -76,7 +79,7 @@ def gather_at_use(
 
 
 def run(
-    program: Any,
+    program: Program,
     operands: Sequence[Any],
     arrays: Mapping[int, ParamShards],
     grad_reduce: GradReduceConfig,
@@ -87,7 +90,7 @@ def run(
     """Evaluates a jaxpr on operands of which some may be `DeferredParam`.
 
     Args:
-        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        program: a jaxpr, closed or open, or a `Subprogram`.
         operands: one value per input.
         arrays: the arrays of every parameter.
         grad_reduce: how gradients travel.
@@ -109,7 +112,13 @@ def run(
     return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
 
 
-def _plan(program: Any, operands: Sequence[Any], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
+def _run_body(
+    program: Program, operands: Sequence[Any], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
+) -> list[jax.Array]:
+    return run(program, operands, arrays, grad_reduce, in_loop=True)
+
+
+def _plan(program: Program, operands: Sequence[Any], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
     """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
     plan = _Plan(grad_reduce)
     walk(program, [x if isinstance(x, DeferredParam) else in_loop and is_inexact(x) for x in operands], plan)
@@ -132,34 +141,34 @@ class _Plan:
         found: for each equation that takes a parameter, and each parameter that is an output, the number of its unit in
             `steps`; None if it gathers nothing itself.
         known: the computations of units, by what `structural_key` says of them.
-        grad_reduce: how gradients travel.
+        rules: what they run by.
     """
 
     def __init__(self, grad_reduce: GradReduceConfig):
         self.steps: list[Unit | Fence] = []
         self.found: list[int | None] = []
         self.known: dict[Hashable, SplitVJP] = {}
-        self.grad_reduce = grad_reduce
+        self.rules = Rules(grad_reduce, _run_body)
 
-    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        flows = any(x is True for x in operands) and eqn.primitive.name != "stop_gradient"
+    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+        flows = any(x is True for x in operands) and not stops_gradient(eqn)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
-    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         return self._unit(eqn, operands)
 
-    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         return self._unit(eqn, operands)
 
-    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         self.steps.append(Fence(sum(eqn.invars[i].aval.size for i in stacked if not operands[i].is_replicated)))
         return self._unit(eqn, operands)
 
     def output(self, value: DeferredParam) -> Any:
         self._note(None if value.is_replicated else identity_unit(value))
 
-    def _unit(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        self._note(make_unit(eqn, operands, self.grad_reduce, self.known))
+    def _unit(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+        self._note(make_unit(eqn, operands, self.rules, self.known))
         flows = any(x.trainable if isinstance(x, DeferredParam) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
@@ -175,22 +184,22 @@ class _Run(Inside):
     def __init__(
         self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, ParamShards], *, tied: bool
     ):
-        super().__init__({}, arrays, plan.grad_reduce)
+        super().__init__({}, arrays, plan.rules)
         self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
         self.found = iter(plan.found)
         self.schedules = schedules
         self.links: dict[Link, jax.Array] = {}
         self.tied = tied
 
-    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         number = next(self.found)
         return super().use(eqn, operands) if number is None else self._unit(number, operands)
 
-    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         number = next(self.found)
         return super().region(eqn, operands) if number is None else self._unit(number, operands)
 
-    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         number = next(self.found)
         return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
 
@@ -206,4 +215,6 @@ class _Run(Inside):
         uses = {gather_key: self.units[to].name for gather_key, to in handed_on} | dict.fromkeys(
             unit.gather_keys, unit.name
         )
-        return run_unit(unit, number, schedule, uses, data, self.arrays, self.links, self.grad_reduce, tied=self.tied)
+        return run_unit(
+            unit, number, schedule, uses, data, self.arrays, self.links, self.rules.grad_reduce, tied=self.tied
+        )

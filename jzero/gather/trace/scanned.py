@@ -1,19 +1,23 @@
 """Finds, in the jaxpr of a function, which dimensions of its parameters a `scan` walks over."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import jax
-from jax.extend import core as jex_core
-from jax.extend.core import primitives
 
-from jzero.jaxpr import compat
+from jzero.base.types import Params, PyTree
+from jzero.jaxpr import Equation, Program, called_program, interpret, name_of, scan_arity, subprogram, trace
+from jzero.jaxpr.params import permutation
+from jzero.jaxpr.primitives import COPIES, TRANSPOSE, is_cast, is_scan
 
 Dims = tuple[int | None, ...]
 """For each dimension of a value, the dimension of the parameter it came from."""
 
+Origin: TypeAlias = tuple[int, Dims] | None
+"""Which parameter a value came from; None if it came from no parameter, or not by mere rearrangement."""
 
-def scanned_dims(fn: Callable, params: Any, *args: Any) -> Mapping[int, frozenset[int]]:
+
+def scanned_dims(fn: Callable, params: Params, *args: PyTree) -> Mapping[int, frozenset[int]]:
     """Tells which dimensions of each parameter must not be divided over devices.
 
     Args:
@@ -30,7 +34,7 @@ def scanned_dims(fn: Callable, params: Any, *args: Any) -> Mapping[int, frozense
         >>> dict(scanned_dims(scan_layers, jnp.ones((3, 4, 4)), jnp.ones((2, 4))))
         {0: frozenset({0})}
     """
-    program, _ = compat.trace(fn, params, *args)
+    program, _ = trace(fn, params, *args)
     found: dict[int, frozenset[int]] = {}
     leaves = jax.tree.leaves(params)
     origins = [(i, tuple(range(len(x.shape)))) for i, x in enumerate(leaves)]
@@ -38,34 +42,30 @@ def scanned_dims(fn: Callable, params: Any, *args: Any) -> Mapping[int, frozense
     return found
 
 
-def _walk(program: Any, origins: list[Any], found: dict[int, frozenset[int]]) -> list[Any]:
-    jaxpr, _ = compat.subprogram(program)
-    env: dict[Any, tuple[int, Dims]] = {v: o for v, o in zip(jaxpr.invars, origins, strict=True) if o}
-    for eqn in jaxpr.eqns:
-        inputs = [None if isinstance(v, jex_core.Literal) else env.get(v) for v in eqn.invars]
-        if any(inputs):
-            env.update({v: o for v, o in zip(eqn.outvars, _step(eqn, inputs, found), strict=True) if o})
-    return [None if isinstance(v, jex_core.Literal) else env.get(v) for v in jaxpr.outvars]
+def _walk(program: Program, origins: Sequence[Origin], found: dict[int, frozenset[int]]) -> list[Origin]:
+    nothing = lambda _: None
+    return interpret(program, origins, lambda eqn, inputs: _step(eqn, inputs, found), literal=nothing, constant=nothing)
 
 
-def _step(eqn: Any, inputs: list[Any], found: dict[int, frozenset[int]]) -> list[Any]:
-    nothing = [None] * len(eqn.outvars)
-    if eqn.primitive is primitives.scan_p:
-        n_consts, n_carry = compat.scan_arity(eqn)
-        inside = list(inputs)
-        for i in range(n_consts + n_carry, len(inputs)):
-            if inputs[i]:
-                leaf, dims = inputs[i]
+def _step(eqn: Equation, inputs: list[Origin], found: dict[int, frozenset[int]]) -> list[Origin]:
+    nothing: list[Origin] = [None] * len(eqn.outvars)
+    if not any(inputs):
+        return nothing
+    if is_scan(eqn):
+        inside, first_x = list(inputs), sum(scan_arity(eqn))
+        for i, origin in enumerate(inputs[first_x:], first_x):
+            if origin:
+                leaf, dims = origin
                 found[leaf] = found.get(leaf, frozenset()) | {d for d in dims[:1] if d is not None}
                 inside[i] = (leaf, dims[1:])
-        _walk(eqn.params["jaxpr"], inside, found)
+        _walk(called_program(eqn), inside, found)
         return nothing
-    inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    if inner is not None and len(compat.subprogram(inner).jaxpr.invars) == len(inputs):
+    inner = called_program(eqn)
+    if inner is not None and len(subprogram(inner).jaxpr.invars) == len(inputs):
         return _walk(inner, inputs, found)
-    if eqn.primitive.name in ("convert_element_type", "copy", "name"):
+    if is_cast(eqn) or name_of(eqn) in COPIES:
         return inputs
-    if eqn.primitive is primitives.transpose_p:
+    if name_of(eqn) == TRANSPOSE and inputs[0]:
         leaf, dims = inputs[0]
-        return [(leaf, tuple(dims[d] for d in eqn.params["permutation"]))]
+        return [(leaf, tuple(dims[d] for d in permutation(eqn)))]
     return nothing

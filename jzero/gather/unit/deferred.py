@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jzero.jaxpr import compat
+from jzero.base.types import PyTree
+from jzero.jaxpr import Equation, bind
+from jzero.jaxpr.params import new_dtype
+from jzero.jaxpr.primitives import is_cast, rearranges, stops_gradient
 from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf
 from jzero.sharding.host_memory import to_device
 from jzero.sharding.placement import Placement
-
-REPLAYABLE = frozenset(
-    {"reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "copy", "copy_p", "rev", "name"}
-)
-"""Primitives of one operand that only rearrange a parameter: replayed on the full value, and no use of it."""
 
 
 class ParamShards(NamedTuple):
@@ -31,8 +29,8 @@ class ParamShards(NamedTuple):
     """
 
     shard: Any
-    whole: Any = None
-    ready: Any = None
+    whole: PyTree = None
+    ready: PyTree = None
 
     @property
     def payload(self) -> Any:
@@ -65,8 +63,8 @@ class DeferredParam:
     in_advance: bool = False
     trainable: bool = True
     on_host: bool = False
-    ready: Any = None
-    replay: tuple[Any, ...] = ()
+    ready: PyTree = None
+    replay: tuple[Equation, ...] = ()
 
     @property
     def is_replicated(self) -> bool:
@@ -89,21 +87,21 @@ class DeferredParam:
         assert self.placement.dim != 0, "the layout never divides a scanned dimension"
         return replace(self, placement=self.placement.layer)
 
-    def follow(self, eqn: Any) -> "DeferredParam | None":
+    def follow(self, eqn: Equation) -> "DeferredParam | None":
         """The value after one more equation, still lazy, or None if that equation needs the full array."""
-        if eqn.primitive.name == "convert_element_type":
+        if is_cast(eqn):
             return self._cast(eqn)
-        if eqn.primitive.name == "stop_gradient":
+        if stops_gradient(eqn):
             return replace(self, trainable=False, replay=(*self.replay, eqn))
-        if eqn.primitive.name in REPLAYABLE and len(eqn.invars) == 1:
+        if rearranges(eqn):  # replayed on the full value, and no use of it
             return replace(self, replay=(*self.replay, eqn))
         return None
 
-    def _cast(self, eqn: Any) -> "DeferredParam":
+    def _cast(self, eqn: Equation) -> "DeferredParam":
         # A cast commutes with every rearrangement, so a narrowing one moves in front of the gather: fewer bytes travel.
-        new, now = jnp.dtype(eqn.params["new_dtype"]), self.shape.dtype
+        new, now = jnp.dtype(new_dtype(eqn)), self.shape.dtype
         floats = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(now, jnp.floating)
-        widened = any(e.primitive.name == "convert_element_type" for e in self.replay)
+        widened = any(is_cast(e) for e in self.replay)
         if floats and not self.in_advance and not widened and new.itemsize <= now.itemsize:
             return replace(self, casts=(*self.casts, new))
         return replace(self, replay=(*self.replay, eqn))
@@ -123,5 +121,5 @@ class DeferredParam:
     def replayed(self, full: jax.Array) -> jax.Array:
         """Applies the recorded equations to the gathered parameter."""
         for eqn in self.replay:
-            (full,) = compat.bind(eqn, [full])
+            (full,) = bind(eqn, [full])
         return full

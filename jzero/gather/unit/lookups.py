@@ -4,20 +4,20 @@ JAX adds the gradient of a lookup into zeros of the table's size. They depend on
 them at the start of the step; for the token embedding of a language model that is the largest array there is.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import Equation, bind
+from jzero.jaxpr.params import lookup_of
 
 
-def lookup(eqn: Any, table: jax.Array, indices: jax.Array) -> jax.Array:
+def lookup(eqn: Equation, table: jax.Array, indices: jax.Array) -> jax.Array:
     """Applies a `gather` equation (indexing, `jnp.take`) to full operands; value and derivative are JAX's own."""
-    numbers = eqn.params["dimension_numbers"]
+    given = lookup_of(eqn)
+    numbers = given.dimension_numbers
 
     def plain(table: jax.Array, indices: jax.Array) -> jax.Array:
-        return compat.bind(eqn, [table, indices])[0]
+        return bind(eqn, [table, indices])[0]
 
     def backward(indices: jax.Array, grad: jax.Array) -> tuple[jax.Array, None]:
         zero, grad = jax.lax.optimization_barrier((jnp.zeros((), table.dtype), grad))
@@ -32,9 +32,9 @@ def lookup(eqn: Any, table: jax.Array, indices: jax.Array) -> jax.Array:
                 operand_batching_dims=numbers.operand_batching_dims,
                 scatter_indices_batching_dims=numbers.start_indices_batching_dims,
             ),
-            indices_are_sorted=eqn.params["indices_are_sorted"],
-            unique_indices=eqn.params["unique_indices"],
-            mode=eqn.params["mode"],
+            indices_are_sorted=given.indices_are_sorted,
+            unique_indices=given.unique_indices,
+            mode=given.mode,
         )
         return added, None
 

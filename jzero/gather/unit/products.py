@@ -10,42 +10,43 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import primitives
 
 from jzero.gather.unit.lookups import lookup
-from jzero.jaxpr import compat
+from jzero.jaxpr import Equation, bind, name_of
+from jzero.jaxpr.params import dot_of
+from jzero.jaxpr.primitives import DOT, GATHER
 
 
-def apply_primitive(eqn: Any, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Applies an equation to full operands; the value is that of `compat.bind`, and so is the derivative."""
-    if eqn.primitive is primitives.gather_p and jnp.issubdtype(operands[0].dtype, jnp.inexact):
+def apply_primitive(eqn: Equation, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Applies an equation to full operands; the value is that of `jaxpr.bind`, and so is the derivative."""
+    if name_of(eqn) == GATHER and jnp.issubdtype(operands[0].dtype, jnp.inexact):
         return [lookup(eqn, *operands)]
-    if eqn.primitive is primitives.dot_general_p and (order := _order_of_gradient(eqn)):
+    if name_of(eqn) == DOT and (order := _order_of_gradient(eqn)):
         return [_product(eqn, order, *operands)]
-    return compat.bind(eqn, operands)
+    return bind(eqn, operands)
 
 
-def _order_of_gradient(eqn: Any) -> str:
+def _order_of_gradient(eqn: Equation) -> str:
     """How the left operand and the gradient multiply to the gradient of the right one without a transposition."""
-    (contract_left, contract_right), (_, batch_right) = eqn.params["dimension_numbers"]
-    kept = [right for _, right in sorted(zip(contract_left, contract_right, strict=True))]
+    dot = dot_of(eqn)
+    kept = [right for _, right in sorted(zip(dot.contract_left, dot.contract_right, strict=True))]
     n_dims = len(eqn.invars[1].aval.shape)
-    free = [d for d in range(n_dims) if d not in (*contract_right, *batch_right)]
-    orders = {"left first": [*batch_right, *kept, *free], "gradient first": [*batch_right, *free, *kept]}
+    free = [d for d in range(n_dims) if d not in (*dot.contract_right, *dot.batch_right)]
+    orders = {"left first": [*dot.batch_right, *kept, *free], "gradient first": [*dot.batch_right, *free, *kept]}
     return next((order for order, dims in orders.items() if dims == list(range(n_dims))), "")
 
 
-def _product(eqn: Any, order: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    (contract_left, _), (batch_left, _) = eqn.params["dimension_numbers"]
-    n_batch = len(batch_left)
-    free_left = [d for d in range(left.ndim) if d not in (*contract_left, *batch_left)]
+def _product(eqn: Equation, order: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    dot = dot_of(eqn)
+    n_batch = len(dot.batch_left)
+    free_left = [d for d in range(left.ndim) if d not in (*dot.contract_left, *dot.batch_left)]
     summed, batches = (
         (free_left, list(range(n_batch, n_batch + len(free_left)))),
-        (list(batch_left), list(range(n_batch))),
+        (list(dot.batch_left), list(range(n_batch))),
     )
 
     def plain(left, right):
-        return compat.bind(eqn, [left, right])[0]
+        return bind(eqn, [left, right])[0]
 
     def backward(operands, grad):
         left, right = operands
@@ -59,8 +60,8 @@ def _product(eqn: Any, order: str, left: jax.Array, right: jax.Array) -> jax.Arr
             first,
             second,
             cast(Any, dims),
-            precision=eqn.params["precision"],
-            preferred_element_type=eqn.params["preferred_element_type"],
+            precision=dot.precision,
+            preferred_element_type=dot.preferred_element_type,
         )
         return grad_left, grad_right.astype(right.dtype)
 

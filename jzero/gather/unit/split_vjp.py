@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex_core
-from jax.extend.core import primitives
 
-from jzero.gather.unit.deferred import REPLAYABLE
-from jzero.jaxpr import compat
+from jzero.jaxpr import Equation, Program, called_program, evaluate, interpret, name_of, restrict, trace
+from jzero.jaxpr.primitives import JIT, REPLAYABLE, is_cast
 
 Function = Callable[[Sequence[jax.Array], Sequence[Any]], list[jax.Array]]
 """Of gathered parameters and other operands."""
@@ -84,21 +82,21 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
         structure[:] = [treedef]
         return outs, residuals
 
-    program, out_shape = compat.trace(traced, list(operands.full), list(operands.others))
+    program, out_shape = trace(traced, list(operands.full), list(operands.others))
     outs = tuple(out_shape[0])
     n_gathered = n_full if n_gathered is None else n_gathered
     sources = [_GATHERED] * n_gathered + [_AT_HAND] * (n_full - n_gathered) + [_UNKNOWN] * n_others
-    again = [source is not _UNKNOWN for source in _sources(program.jaxpr, sources)[len(outs) :]]
-    remade, needs = compat.restrict(program, [False] * len(outs) + again)
+    again = [source is not _UNKNOWN for source in _sources(program, sources)[len(outs) :]]
+    remade, needs = restrict(program, [False] * len(outs) + again)
     n_again = sum(again)
 
     def forward(full, others):
-        results = compat.run(program, [*full, *others])
+        results = evaluate(program, [*full, *others])
         return results[: len(outs)], [r for r, a in zip(results[len(outs) :], again, strict=True) if not a]
 
     def backward(full, kept, cotangents):
         inputs = [x for x, used in zip([*full, *[None] * n_others], needs, strict=True) if used]
-        made = iter(compat.run(remade, inputs) if n_again else [])
+        made = iter(evaluate(remade, inputs) if n_again else [])
         kept = iter(kept)
         residuals = [next(made) if a else next(kept) for a in again]
         return movers.pull(structure[0].unflatten(residuals), cotangents)
@@ -161,21 +159,18 @@ _UNKNOWN, _AT_HAND, _GATHERED = range(3)
 """What a value follows from: data too, a rearranged value that is at hand, or gathered parameters alone."""
 
 
-def _sources(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+def _sources(program: Program, inputs: Sequence[int]) -> list[int]:
     """For each output of a jaxpr, what it follows from."""
-    known = dict(zip(jaxpr.invars, inputs, strict=True)) | dict.fromkeys(jaxpr.constvars, _GATHERED)
-    read = lambda v: _GATHERED if isinstance(v, jex_core.Literal) else known[v]
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        if eqn.primitive is primitives.jit_p:
-            results = _sources(compat.subprogram(eqn.params["jaxpr"]).jaxpr, operands)
-        else:
-            source = min(operands, default=_GATHERED)
-            rearranges = eqn.primitive.name in REPLAYABLE or eqn.primitive is primitives.convert_element_type_p
-            usable = not eqn.effects and (source is not _AT_HAND or rearranges)
-            results = [source if usable else _UNKNOWN] * len(eqn.outvars)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    gathered = lambda _: _GATHERED
+    return interpret(program, inputs, _source, literal=gathered, constant=gathered)
+
+
+def _source(eqn: Equation, operands: Sequence[int]) -> list[int]:
+    if name_of(eqn) == JIT:
+        return _sources(called_program(eqn), operands)
+    source = min(operands, default=_GATHERED)
+    usable = not eqn.effects and (source is not _AT_HAND or name_of(eqn) in REPLAYABLE or is_cast(eqn))
+    return [source if usable else _UNKNOWN] * len(eqn.outvars)
 
 
 def _moving(shapes: Sequence[Any], wanted: Sequence[bool]) -> tuple[int, ...]:

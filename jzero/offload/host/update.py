@@ -14,8 +14,9 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jzero.base.types import Grads, OptState, Params, PyTree
 from jzero.errors import ConfigError
-from jzero.jaxpr import compat
+from jzero.jaxpr import evaluate, parts, trace
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
 from jzero.offload.host.stream import serialize_after, update_in_pieces
 from jzero.optim.apply import apply_optimizer, widened
@@ -71,8 +72,8 @@ class Plan:
 
 def plan_update(
     optimizer: optax.GradientTransformationExtraArgs,
-    params: Any,
-    opt_state: Any,
+    params: Params,
+    opt_state: OptState,
     owners: Sequence[int | None],
     names: Sequence[str],
     placements: Sequence[Placement],
@@ -94,7 +95,7 @@ def plan_update(
     Raises:
         ConfigError: the update of a parameter on the host reads other parameters.
     """
-    part_of = compat.parts(_trace(optimizer, params, opt_state))
+    part_of = parts(_trace(optimizer, params, opt_state))
     n_params, n_state = len(names), len(owners)
 
     def own(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -125,17 +126,17 @@ def plan_update(
     return Plan(tuple(leaves), n_params, *part(rest_outputs, None, "what stays on the device"), rest_outputs)
 
 
-def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Any, opt_state: Any) -> Any:
-    def update(grads: Any, state: Any, params: Any, loss: jax.Array) -> tuple[list, list]:
+def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Params, opt_state: OptState) -> Any:
+    def update(grads: Grads, state: PyTree, params: Params, loss: jax.Array) -> tuple[list, list]:
         params, state = apply_optimizer(optimizer, grads, state, params, loss)
         return jax.tree.leaves(state), jax.tree.leaves(params)
 
     grads = jax.eval_shape(widened, params)
-    return compat.trace(update, grads, opt_state, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
+    return trace(update, grads, opt_state, params, jax.ShapeDtypeStruct((), jnp.float32))[0]
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateStep:
     """What an update needs to know of the step around it.
 
     Attributes:
@@ -152,7 +153,7 @@ class Step:
 
 
 def run_update(
-    plan: Plan, operands: Sequence[jax.Array], placements: Sequence[Placement], mesh: Mesh, step: Step
+    plan: Plan, operands: Sequence[jax.Array], placements: Sequence[Placement], mesh: Mesh, step: UpdateStep
 ) -> list[jax.Array]:
     """Runs an update.
 
@@ -192,7 +193,9 @@ def run_update(
     return [results[j] for j in range(len(results))]
 
 
-def run_rest(plan: Plan, operands: Sequence[Any], placements: Sequence[Placement], step: Step) -> dict[int, jax.Array]:
+def run_rest(
+    plan: Plan, operands: Sequence[Any], placements: Sequence[Placement], step: UpdateStep
+) -> dict[int, jax.Array]:
     """Runs the part of an update that is on the devices; see `run_update`.
 
     Returns:
@@ -207,18 +210,20 @@ def _whole(
     part: tuple[Any, Sequence[int], Sequence[int]],
     at: Mapping[int, jax.Array],
     placements: Sequence[Placement],
-    step: Step,
+    step: UpdateStep,
 ) -> list[jax.Array]:
     """Runs a part of an update, (program, what it reads, its outputs), on whole parameters on the devices."""
     program, reads, outputs = part
     true = [placements[i].unpad(at[i]) for i in reads]
     true = [step.prepare(i, x, step.scalars) if i < plan.n_params else x for i, x in zip(reads, true, strict=True)]
-    new = compat.run(program, true)
+    new = evaluate(program, true)
     olds = [plan.n_params + j for j in outputs]
     return [step.keep(placements[i].pad(x), at[i], step.scalars) for i, x in zip(olds, new, strict=True)]
 
 
-def _in_pieces(leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: Step, n_params: int) -> dict[int, jax.Array]:
+def _in_pieces(
+    leaves: Sequence[Leaf], at: Mapping[int, jax.Array], step: UpdateStep, n_params: int
+) -> dict[int, jax.Array]:
     """Updates the device's own parts of parameters, inside `shard_map`."""
     done: list[list[jax.Array]] = []
     for leaf in leaves:

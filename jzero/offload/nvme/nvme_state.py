@@ -7,28 +7,31 @@ The fp32 parameters and moments of the others are in files, each process's own.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jzero.base.types import Batch, Params, PyTree
 from jzero.base.units import format_bytes
 from jzero.config.schema.sections import Aio
+from jzero.config.schema.zero import OffloadOptimizer
 from jzero.errors import ConfigError, JzeroError, OffloadError
-from jzero.jaxpr import compat
+from jzero.jaxpr import evaluate, parts, trace
+from jzero.offload.host.update import Plan
 from jzero.offload.host_budget import free_memory
+from jzero.offload.interface import OptimizerLayout, Run, StateLayout
 from jzero.offload.nvme.disk import Disk
 from jzero.offload.nvme.folder import NVME_KEY, Folder
 from jzero.offload.nvme.groups import Shard
 from jzero.offload.nvme.kinds import sort_kinds
+from jzero.offload.nvme.partition import StatePartition
 from jzero.offload.nvme.pieces import Pieces
 from jzero.offload.nvme.store import Store, lay_out
 from jzero.optim.apply import widened
 from jzero.sharding.host_memory import PINNED_HOST
 from jzero.sharding.trees import split
-from jzero.zero.build import Functional
-from jzero.zero.state import TrainState
 
 GROUP_ELEMENTS = 2**21
 """The most elements that are updated at once, whatever `sub_group_size` allows: what a processor's cache likes best."""
@@ -37,44 +40,64 @@ CHUNK_ELEMENTS = 2**27
 """Elements of parameters and moments that are in memory at once while a state is made or read."""
 
 
+class InFiles(NamedTuple):
+    """What is in files, and in which.
+
+    Attributes:
+        fixed: the parameters and their optimizer.
+        update_plan: the update, taken apart; its leaves are the parameters in files.
+        partition: of the state, between devices and files.
+        files: the section `zero_optimization.offload_optimizer`.
+        aio: the section `aio`.
+        sub_group: the key `zero_optimization.sub_group_size`.
+        at_use: whether the parameters that compute are in host memory.
+    """
+
+    fixed: OptimizerLayout
+    update_plan: Plan
+    partition: StatePartition
+    files: OffloadOptimizer
+    aio: Aio
+    sub_group: int | None
+    at_use: bool
+
+
 class NvmeState:
     """The part of an engine's state that is in files, and the step that passes it through memory.
 
     Args:
-        fns: the run, with a `partition`.
+        in_files: what is in files, and which.
+        run: the compiled functions.
+        layout: where the arrays of a state lie.
 
     Raises:
         ConfigError: the optimizer needs whole parameters, or the disk cannot be used.
     """
 
-    def __init__(self, fns: Functional):
-        config, partition = fns.spec.config, fns.partition
-        offload, aio = config.zero_optimization.offload_optimizer, config.aio or Aio()
-        assert partition is not None
-        assert offload is not None
-        assert fns.spec.update_plan is not None
-        self._fns, self._partition = fns, partition
-        trained, _ = split(fns.whole.params, fns.spec.trainable)
+    def __init__(self, in_files: InFiles, run: Run, layout: StateLayout):
+        fixed, files, aio, partition = in_files.fixed, in_files.files, in_files.aio, in_files.partition
+        self._run, self._layout, self._fixed, self._partition = run, layout, fixed, partition
+        trained, _ = split(layout.whole.params, fixed.trainable)
         loss = jax.ShapeDtypeStruct((), np.float32)
-        operands = jax.tree.leaves([jax.eval_shape(widened, trained), fns.whole.opt_state, trained, loss])
-        kinds, kind_of = sort_kinds(fns.spec.update_plan, operands, partition.casts)
-        self._pieces = Pieces(partition.placements, fns.spec.mesh)
+        operands = jax.tree.leaves([jax.eval_shape(widened, trained), layout.whole.opt_state, trained, loss])
+        kinds, kind_of = sort_kinds(in_files.update_plan, operands, partition.casts)
+        self._pieces = Pieces(partition.placements, fixed.mesh)
         shards = [Shard(self._pieces.size(i), kind_of[piece.leaf]) for i, piece in enumerate(self._pieces.all)]
-        sub_group = config.zero_optimization.sub_group_size or GROUP_ELEMENTS
-        layout = lay_out(shards, kinds, min(GROUP_ELEMENTS, sub_group))
-        self._folder = _open(offload.nvme_path, layout.n_bytes, self._description(sub_group))
+        sub_group = in_files.sub_group or GROUP_ELEMENTS
+        on_disk = lay_out(shards, kinds, min(GROUP_ELEMENTS, sub_group))
+        self._folder = _open(files.nvme_path, on_disk.n_bytes, self._description(sub_group))
         self._store = Store(
-            layout,
+            on_disk,
             self._folder,
             Disk(aio.block_size, aio.queue_depth * aio.intra_op_parallelism),
-            offload.buffer_count,
+            files.buffer_count,
             {i: operands[i] for kind in kinds for i in kind.scalars},
             grad_dtype=np.float32,
-            divides=bool(config.gradient_clipping) or fns.spec.offload_plan.at_use,
+            divides=bool(fixed.max_norm) or in_files.at_use,
         )
-        self._memory_kind = PINNED_HOST if fns.spec.offload_plan.at_use else None
+        self._memory_kind = PINNED_HOST if in_files.at_use else None
 
-    def init(self, seed: np.uint32, params: Any = None) -> TrainState:
+    def init(self, seed: np.uint32, params: Params = None) -> PyTree:
         """Makes a new state; what an earlier run has left stays until the first step, see `recover`.
 
         Args:
@@ -85,25 +108,25 @@ class NvmeState:
             What lasts on the devices.
         """
         given = () if params is None else (params,)
-        part_of = compat.parts(compat.trace(self._fns.initial, seed, *given)[0])
+        part_of = parts(trace(self._run.whole_init, seed, *given)[0])
         operands = [seed, *jax.tree.leaves(given)]
 
         def made(leaves: Sequence[int]) -> dict[int, jax.Array]:
             numbers = [i for leaf in leaves for i in self._partition.arrays[leaf]]
             part, reads = part_of(numbers)
             shardings = [self._pieces.shardings[leaf] for leaf in leaves for _ in self._partition.arrays[leaf]]
-            make = jax.jit(lambda *xs: compat.run(part, xs), out_shardings=shardings)
+            make = jax.jit(lambda *xs: evaluate(part, xs), out_shardings=shardings)
             return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))
 
         self._write(made)
-        return self._fns.init(seed, *given)
+        return self._run.init(seed, *given)
 
-    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         """Takes one training step.
 
         Args:
             state: what lasts on the devices.
-            batch: as `Functional.step` takes it.
+            batch: as the program takes it.
 
         Returns:
             What lasts on the devices, and the metrics.
@@ -111,7 +134,7 @@ class NvmeState:
         Raises:
             OffloadError: the disk fails. The step has not been taken then, neither here nor there.
         """
-        after, metrics, deferred = self._fns.step(state, batch)
+        after, metrics, deferred = self._run.program(state, batch)
         if not deferred.finite:
             leaves = self._partition.treedef.flatten_up_to(state)
             return self._partition.fill(after, {ids[-1]: leaves[ids[-1]] for ids in self._partition.arrays}), metrics
@@ -138,13 +161,13 @@ class NvmeState:
         self._store.update(int(state.step), rests, gradient, scalars, divisor, taken)
         return self._partition.fill(after, self._params(parts)), metrics
 
-    def whole(self, state: TrainState) -> TrainState:
+    def whole(self, state: PyTree) -> PyTree:
         """The state as it would be without files: what is in them comes to the memory of the host, all of it.
 
         Raises:
             OffloadError: it does not fit there, or the disk fails.
         """
-        needed = self._fns.host_budget.in_files * len(self._fns.spec.mesh.local_devices)
+        needed = self._layout.budget.in_files * len(self._fixed.mesh.local_devices)
         if (free := free_memory()) is not None and needed > free:
             raise OffloadError(
                 f"the whole state takes {format_bytes(needed)} of host memory while it is saved, loaded or shown, and "
@@ -161,13 +184,13 @@ class NvmeState:
                     values[number] = self._pieces.join(leaf, parts)
         return self._partition.fill(state, values)
 
-    def replace(self, whole: TrainState) -> TrainState:
+    def replace(self, whole: PyTree) -> PyTree:
         """Puts another state, as `whole` returns it, in the place of the present one; returns what lasts on devices."""
         leaves = jax.tree.leaves(whole)
         self._write(lambda chunk: {i: leaves[i] for leaf in chunk for i in self._partition.arrays[leaf]})
         return self._on_devices(whole)
 
-    def recover(self, state: TrainState) -> TrainState:
+    def recover(self, state: PyTree) -> PyTree:
         """Takes up the newest state that an earlier run of the same model has left in the files.
 
         Args:
@@ -206,7 +229,7 @@ class NvmeState:
                     flat |= {(piece, array): data for piece, data in pieces.items()}
             self._store.write(flat)
 
-    def _on_devices(self, state: TrainState) -> TrainState:
+    def _on_devices(self, state: PyTree) -> PyTree:
         """A state without moments in files, and with computing parameters that are made from the files."""
         parts: list[dict[Any, jax.Array]] = [{} for _ in self._partition.arrays]
         for leaves in self._chunks():
@@ -224,14 +247,14 @@ class NvmeState:
         joined = [self._pieces.join(leaf, shards) for leaf, shards in enumerate(parts)]
         return {ids[-1]: param for ids, param in zip(self._partition.arrays, joined, strict=True)}
 
-    def _recorded(self, state: TrainState) -> list[int]:
+    def _recorded(self, state: PyTree) -> list[int]:
         """The numbers of the leaves that a record holds: all on the devices that steps change."""
         leaves = self._partition.treedef.flatten_up_to(state)
-        trainable = [*jax.tree.leaves(self._fns.spec.trainable), *[True] * len(leaves)]
+        trainable = [*jax.tree.leaves(self._fixed.trainable), *[True] * len(leaves)]
         in_files = {i for ids in self._partition.arrays for i in ids}
         return [i for i, x in enumerate(leaves) if x is not None and trainable[i] and i not in in_files]
 
-    def _rest(self, state: TrainState) -> dict[str, np.ndarray]:
+    def _rest(self, state: PyTree) -> dict[str, np.ndarray]:
         leaves = self._partition.treedef.flatten_up_to(state)
         return {
             _part_name(i, shard.index): np.asarray(shard.data)
@@ -244,8 +267,8 @@ class NvmeState:
 
     def _description(self, sub_group: int) -> str:
         """What must be the same for files to be of use."""
-        leaves = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._fns.whole)]
-        where = (jax.process_index(), jax.process_count(), dict(self._fns.spec.mesh.shape))
+        leaves = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._layout.whole)]
+        where = (jax.process_index(), jax.process_count(), dict(self._fixed.mesh.shape))
         layout = (self._partition.names, self._partition.placements, leaves, min(sub_group, GROUP_ELEMENTS), where)
         return hashlib.sha256(repr(layout).encode()).hexdigest()
 

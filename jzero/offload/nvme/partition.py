@@ -3,30 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from jzero.base.types import Casts, Mask, PyTree
 from jzero.offload.host.update import Plan
 from jzero.sharding.placement import Placement
 from jzero.sharding.trees import split
-from jzero.zero.state import TrainState
-
-
-class DeferredUpdate(NamedTuple):
-    """What a step leaves to be done outside its program.
-
-    Attributes:
-        grads: of the parameters in files, in stored shapes: averaged over the batch, or sums that `divisor` divides.
-        scalars: what their update reads beside their own state, by number among the operands of the whole update.
-        divisor: `f32[]`, what gradients are to be divided by; None if by nothing.
-        finite: `bool[]`, whether the step is taken.
-    """
-
-    grads: list[jax.Array]
-    scalars: dict[int, jax.Array]
-    divisor: jax.Array | None
-    finite: jax.Array
 
 
 @dataclass(frozen=True)
@@ -47,7 +31,7 @@ class StatePartition:
     arrays: tuple[tuple[int, ...], ...]
     treedef: Any
 
-    def on_devices(self, state: TrainState) -> TrainState:
+    def on_devices(self, state: PyTree) -> PyTree:
         """What lasts outside of files of a whole state, None in the place of moments in files."""
         leaves = jax.tree.leaves(state)
         for (*moments, param), casts in zip(self.arrays, self.casts, strict=True):
@@ -57,28 +41,28 @@ class StatePartition:
                 leaves[param] = leaves[param].astype(dtype)
         return self.treedef.unflatten(leaves)
 
-    def abstract(self, state: TrainState) -> TrainState:
+    def abstract(self, state: PyTree) -> PyTree:
         """The same of an abstract state, with the shardings of what is not in files."""
         place = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding)
         moments = {i: None for ids in self.arrays for i in ids[:-1]}
         return jax.tree.map(place, jax.eval_shape(self.on_devices, state), self.fill(state, moments))
 
-    def bytes_in_files(self, whole: TrainState) -> int:
+    def bytes_in_files(self, whole: PyTree) -> int:
         """What one device has in files, of an abstract state."""
         arrays = [jax.tree.leaves(whole)[i] for ids in self.arrays for i in ids]
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
-    def without(self, state: TrainState) -> TrainState:
+    def without(self, state: PyTree) -> PyTree:
         """What neither is in files nor made from them."""
         return self.fill(state, {i: None for arrays in self.arrays for i in arrays})
 
-    def fill(self, state: TrainState, values: Mapping[int, Any]) -> TrainState:
+    def fill(self, state: PyTree, values: Mapping[int, Any]) -> PyTree:
         """A state with other values for some of its leaves, present or not."""
         leaves = self.treedef.flatten_up_to(state)
         return self.treedef.unflatten([values.get(i, x) for i, x in enumerate(leaves)])
 
 
-def partition_state(plan: Plan, whole: TrainState, trainable: Any, casts: Any) -> StatePartition:
+def partition_state(plan: Plan, whole: PyTree, trainable: Mask, casts: Casts) -> StatePartition:
     """Divides a state as an update's plan has it.
 
     Args:

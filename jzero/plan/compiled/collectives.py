@@ -12,6 +12,7 @@ from jzero.plan.compiled.flops import FlopCounter
 from jzero.plan.compiled.groups import read_groups
 from jzero.plan.compiled.hlo import Array, Computation, Instruction, Module, Type, leaves
 from jzero.plan.compiled.loops import executions, innermost_loops
+from jzero.plan.hardware.links import GroupTraffic, LinkTraffic, divided
 
 KINDS = (
     "all-gather",
@@ -183,3 +184,8 @@ def _wire_bytes(kind: str, n_bytes: int, group_size: int) -> int:
     if kind in ("collective-permute", "collective-broadcast"):
         return n_bytes
     return n_bytes * (group_size - 1) // group_size * (2 if kind == "all-reduce" else 1)
+
+
+def link_traffic(collectives: Iterable[Collective]) -> LinkTraffic:
+    """Divides what a compiled program sends, see `Cluster.wire`."""
+    return divided(GroupTraffic(c.kind, c.wire_bytes * c.executions, c.group_size, c.per_node) for c in collectives)

@@ -1,7 +1,6 @@
 """Compiles the training step for GPUs that are not there: the very program a cluster would run, from shapes alone."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,27 +10,31 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from jzero.base.types import Batch, LossFn, Mask
 from jzero.config import Config
+from jzero.config.config import Source
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
 from jzero.plan.compiled.program import Program, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.garbage import collection_put_off
+from jzero.plan.hardware.cluster import Cluster
+from jzero.plan.training import Training
 from jzero.sharding.mesh import mesh_for, n_data_shards
-from jzero.zero.build import Trainable, adapted, functional, model_width
+from jzero.zero.shapes import Trainable, adapted, model_width
 
 
 def compile_step(
     *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
+    model: object,
+    loss_fn: LossFn,
+    config: Source,
+    sample_batch: Batch,
     gpu: str = "h100-80g",
     n_gpus: int = 8,
     gpus_per_node: int = 8,
     optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
+    trainable: Trainable | Mask | None = None,
     memory_use: bool = False,
 ) -> Program:
     """Compiles one training step for `n_gpus` GPUs without having any; nothing is allocated.
@@ -54,9 +57,15 @@ def compile_step(
     Raises:
         JzeroError: whatever does not fit, in one sentence.
     """
-    given = Config.load(config)
-    mesh = mesh_for(given, gpu_mesh(gpu, n_gpus, gpus_per_node).devices.flatten().tolist())
-    lowered = _lowered(mesh, given, model, loss_fn, sample_batch, optimizer=optimizer, trainable=trainable)
+    training = Training(model, loss_fn, Config.load(config), sample_batch, optimizer, trainable)
+    return compile_training(training, Cluster(gpu, n_gpus, gpus_per_node), memory_use=memory_use)
+
+
+def compile_training(training: Training, cluster: Cluster, *, memory_use: bool) -> Program:
+    """The same for what is trained on a cluster, see `compile_step`."""
+    devices = gpu_mesh(cluster.gpu, cluster.n_gpus, cluster.gpus_per_node).devices
+    mesh = mesh_for(training.config, devices.flatten().tolist())
+    lowered = _lowered(mesh, training)
     if not memory_use:
         return read_program(_compiled(lowered, COMPILE_ONLY_OPTIONS), mesh)
     with TemporaryDirectory(prefix="jzero-") as folder:
@@ -65,20 +74,13 @@ def compile_step(
 
 
 @collection_put_off()
-def _lowered(
-    mesh: Mesh, config: Config, model: Any, loss_fn: Callable, sample_batch: Any, **options: Any
-) -> jax.stages.Lowered:
+def _lowered(mesh: Mesh, training: Training) -> jax.stages.Lowered:
     """The traced step, as the compiler takes it."""
-    model = adapted(model, loss_fn, config)
-    fns = functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=config.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(model, sample_batch)),
-        sample_batch=sample_batch,
-        mesh=mesh,
-        **options,
-    )
-    return fns.step.lower(fns.state, fns.batch)
+    model = adapted(training.model, training.loss_fn, training.config)
+    width = lambda: model_width(model, training.sample_batch)
+    config = training.config.resolve(world=n_data_shards(mesh), hidden_size=width)
+    fns = replace(training, model=model, config=config).functional(mesh)
+    return fns.program.lower(fns.state, fns.batch)
 
 
 def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:

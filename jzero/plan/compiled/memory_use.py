@@ -7,7 +7,6 @@ places, since arrays share them; the most of it is `jzero.plan.Memory.peak` but 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ import numpy as np
 from jzero.errors import JzeroError
 from jzero.plan.compiled.dataflow import Place
 from jzero.plan.compiled.hlo import Module
-from jzero.plan.compiled.owners import PARTS, argument_part, is_argument, owners, readable
+from jzero.plan.compiled.owners import argument_part, array_owners, is_argument, readable
+from jzero.plan.memory_use import PARTS, Holder, MemoryUse, Phase
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*?):?$")
 _VALUE = re.compile(
@@ -29,64 +29,24 @@ _RANK = {part: i + 1 for i, part in enumerate(("rest", "activations", "gathered_
 _ROWS = 256  # pieces of memory that are looked at together, which bounds what that takes
 
 
-class Holder(NamedTuple):
-    """What fills memory at the peak.
+class _Array(NamedTuple):
+    """An array of an allocation: what it is, and where in it that lies."""
 
-    Attributes:
-        part: one of `jzero.plan.compiled.owners.PARTS`.
-        name: JAX's name stack, or the argument's name; empty where XLA recorded none.
-        shape: dtype and dimensions.
-        n_arrays: how many alike.
-        n_bytes: of all of them.
-    """
-
-    part: str
-    name: str
+    place: Place
+    size: int
+    offset: int
     shape: str
-    n_arrays: int
-    n_bytes: int
 
 
-class Phase(NamedTuple):
-    """A stretch of the schedule: "forward", "backward" or "update", from its first moment on."""
-
-    name: str
-    start: int
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that are alive on one GPU at each moment of a step; a loop's body is there once.
-
-    Attributes:
-        n_bytes: for each of `jzero.plan.compiled.owners.PARTS` as many numbers as there are moments.
-        holders: what fills memory at the peak, the largest first.
-        phases: where the passes begin.
-        allocated: what the compiler sets aside for the whole step: the peak and the gaps between arrays.
-    """
-
-    n_bytes: Mapping[str, np.ndarray]
-    holders: tuple[Holder, ...]
-    phases: tuple[Phase, ...]
-    allocated: int
-
-    @property
-    def total(self) -> np.ndarray:
-        """Bytes of all parts, at each moment."""
-        return np.sum(list(self.n_bytes.values()), axis=0)
-
-    @property
-    def peak_at(self) -> int:
-        """The first moment at which most is alive."""
-        return int(self.total.argmax())
-
-    @property
-    def peak(self) -> int:
-        """The most that is alive at once."""
-        return int(self.total.max())
+class _Allocation(NamedTuple):
+    size: int
+    description: str
+    arrays: list[_Array]
 
 
 class _Value(NamedTuple):
+    """An array that shares memory with others: whose it is, from where to where it lies, and from when to when."""
+
     part: str
     name: str
     shape: str
@@ -120,7 +80,7 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
     moments = {found[2]: int(found[1]) for found in _MOMENT.finditer(order)}
     alive = {(found[1], _path(found[2])): (int(found[3]), int(found[4])) for found in _ALIVE.finditer(ranges)}
     n_moments = max((last for _, last in alive.values()), default=0) + 1
-    allocated, shared = 0, []
+    allocated, shared = 0, list[_Array]()
     entry = module.computations[module.entry].instructions
     arguments = {line.literal: line for line in entry.values() if is_argument(line)}
     lasting: Counter[str] = Counter()
@@ -136,7 +96,7 @@ def read_memory_use(folder: Path, module: Module) -> MemoryUse:
         part = argument_part(arguments[number[1]]) if number else "rest"
         lasting[part] += size
         n_lasting[part] += 1
-    owner = owners(module)
+    owner = array_owners(module)
     op_names = {i.name: i.op_name for c in module.computations.values() for i in c.instructions.values()}
     values = [
         _Value(owner.get(place, "rest"), op_names.get(place[0], ""), shape, offset, offset + size, *alive[place])
@@ -162,18 +122,18 @@ def _on_host(what: str) -> bool:
     return colour is not None and colour[1] == "5"  # as XLA numbers host memory
 
 
-def _allocations(text: str) -> Iterator[tuple[int, str, list[tuple[Place, int, int, str]]]]:
-    """Size, description and arrays (with their sizes, offsets and shapes) of each allocation."""
+def _allocations(text: str) -> Iterator[_Allocation]:
+    """What the compiler sets aside, piece by piece."""
     for block in re.split(r"^(?=allocation )", text.partition("\n\n")[0], flags=re.M)[1:]:
         lines = block.splitlines()
         found = _ALLOCATION.match(lines[0])
         assert found is not None, lines[0]
-        values = [
-            ((value[1], _path(value[2])), int(value[3]), int(value[4]), value[5])
+        arrays = [
+            _Array((value[1], _path(value[2])), int(value[3]), int(value[4]), value[5])
             for value in map(_VALUE.match, lines[1:])
             if value
         ]
-        yield int(found[1]), found[2], values
+        yield _Allocation(int(found[1]), found[2], arrays)
 
 
 def _union(values: list[_Value], n_moments: int) -> dict[str, np.ndarray]:

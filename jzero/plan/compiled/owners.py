@@ -12,23 +12,20 @@ from jzero.plan.compiled.collectives import KINDS
 from jzero.plan.compiled.dataflow import Dataflow, Place, float_arrays, n_bytes, places
 from jzero.plan.compiled.hlo import Instruction, Module
 
-PARTS = ("parameters", "optimizer_state", "gradients", "gathered_weights", "activations", "rest")
-"""What fills a GPU's memory, in the words of a plan."""
-
 _FROM_NOTHING = frozenset({"partition-id", "replica-id", "rng-bit-generator"})
 _OF_PARAMETERS, _OF_OTHERS = 1, 2
 _PREFIXES = {"state.params": "parameters", "state.opt_state": "optimizer_state"}
 
 
-def owners(module: Module) -> Mapping[Place, str]:
+def array_owners(module: Module) -> Mapping[Place, str]:
     """Finds the owner of each array outside of kernels.
 
     Args:
         module: a compiled training step.
 
     Returns:
-        Array -> one of `PARTS`. `rest` is what enters beside parameters and optimizer state, and what the update of
-        the parameters computes on the way.
+        Array -> one of `jzero.plan.memory_use.PARTS`. `rest` is what enters beside parameters and optimizer state, and
+        what the update of the parameters computes on the way.
     """
     flow = Dataflow(module)
     arguments = {line.name for line in module.computations[module.entry].instructions.values() if is_argument(line)}

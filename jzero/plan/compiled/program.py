@@ -13,16 +13,18 @@ import jax
 from jax.sharding import Mesh
 from rich.table import Table
 
+from jzero.base.types import Json
 from jzero.base.units import format_bytes
 from jzero.plan.compiled.collectives import KINDS, Collective, overlapped_share, read_collectives
 from jzero.plan.compiled.flops import FlopCounter
 from jzero.plan.compiled.hlo import parse_module
-from jzero.plan.compiled.memory_use import MemoryUse
 from jzero.plan.compiled.program_table import collective_table, traffic_table
-from jzero.plan.compiled.timeline import Timeline, timeline
+from jzero.plan.compiled.step_time import compiled_time
+from jzero.plan.compiled.timeline import Timeline, simulate
 from jzero.plan.compiled.traffic import LoopTraffic, loop_traffic
-from jzero.plan.estimate.step_time import MIDDLE, StepTime, compiled_time
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures, is_known
+from jzero.plan.hardware.pace import MIDDLE, StepTime
+from jzero.plan.memory_use import MemoryUse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Program:
         Args:
             gpu: see `loops`; `Cluster.figures` has the network of a cluster.
         """
-        return timeline(parse_module(self.hlo_text), self.collectives, self._figures(gpu).at(MIDDLE))
+        return simulate(parse_module(self.hlo_text), self.collectives, self._figures(gpu).at(MIDDLE))
 
     def step_time(self, gpu: str | GpuFigures | None = None) -> StepTime:
         """How long a step takes, see `jzero.plan.estimate.step_time`.
@@ -123,7 +125,7 @@ class Program:
             for kind in KINDS
             if self.select(kind=kind)
         }
-        content: dict[str, Any] = {
+        content: dict[str, Json] = {
             "memory": dataclasses.asdict(self.memory),
             "flops": self.flops,
             "device_kind": self.device_kind,

@@ -13,9 +13,10 @@ from typing import Literal
 
 from jzero.plan.compiled.collectives import Collective
 from jzero.plan.compiled.hlo import Instruction, Module
-from jzero.plan.compiled.kernels import Kernel, KernelReader
+from jzero.plan.compiled.kernels import KernelReader
 from jzero.plan.compiled.loops import trip_count
 from jzero.plan.hardware.figures import GpuFigures
+from jzero.plan.hardware.kernel import Kernel
 
 Lane = Literal["compute", "wire", "pcie"]
 
@@ -103,7 +104,7 @@ class Timeline:
         return sum(span.runs * span.seconds for span in self.spans if span.lane == lane)
 
 
-def timeline(module: Module, collectives: Iterable[Collective], gpu: GpuFigures) -> Timeline:
+def simulate(module: Module, collectives: Iterable[Collective], gpu: GpuFigures) -> Timeline:
     """Simulates one step; `Program.timeline` calls it with the program's own.
 
     Args:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jzero.base.quiet import CUDA_PLUGINS
 from jzero.errors import ConfigError, JzeroError
+from jzero.plan.hardware.cluster import full_nodes
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures
 from jzero.sharding.mesh import make_mesh
 
@@ -36,7 +37,8 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
         gpus_per_node: GPUs that share a node, and thus NVLink; a cluster smaller than one node is one node.
 
     Returns:
-        A mesh as `jzero.sharding.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to that function.
+        A mesh as `jzero.sharding.mesh.make_mesh` builds it; for other axis sizes pass its `devices.flat` to
+        that function.
 
     Raises:
         ConfigError: an unknown GPU, nodes that would not be full, or a GPU that XLA cannot compile for.
@@ -67,24 +69,6 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
             "(pip install 'jzero[plan]') and import jzero before anything starts JAX."
         ) from error
     return make_mesh(cluster.devices)
-
-
-def full_nodes(n_gpus: int, gpus_per_node: int) -> int:
-    """The GPUs of each node of a cluster, which is one node where it is smaller than that.
-
-    Args:
-        n_gpus: see `gpu_mesh`.
-        gpus_per_node: see `gpu_mesh`.
-
-    Raises:
-        ConfigError: nodes that would not be full.
-    """
-    if n_gpus < 1 or gpus_per_node < 1:
-        raise ConfigError(f"n_gpus={n_gpus} and gpus_per_node={gpus_per_node} must both be at least 1.")
-    gpus_per_node = min(n_gpus, gpus_per_node)
-    if n_gpus % gpus_per_node:
-        raise ConfigError(f"n_gpus={n_gpus} does not fill nodes of {gpus_per_node} GPUs; use a multiple of it.")
-    return gpus_per_node
 
 
 def can_compile_for(gpu: str) -> bool:

@@ -7,11 +7,12 @@ optimizer but Adam in mixed precision. What jzero itself will hold, `jzero.plan.
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from rich.table import Table
 
+from jzero.base.types import Params
 from jzero.base.units import format_bytes
 from jzero.errors import ConfigError
 
@@ -85,7 +86,7 @@ class DeepSpeedEstimate:
 
 
 def deepspeed_estimate(
-    params: Any,
+    params: Params | int,
     *,
     stage: Literal[2, 3],
     largest_layer: int | None = None,
@@ -164,9 +165,9 @@ def _zero3(n_params: int, largest: int, gpus_per_node: int, nodes: int, factor: 
     return [option(*offload, zero_init) for offload in offloads for zero_init in (True, False)]
 
 
-def _largest_layer(params: Any) -> int:
+def _largest_layer(params: Params) -> int:
     """Parameters of the module that has most of its own: those under one path but for its last part."""
-    own: dict[Any, int] = defaultdict(int)
+    own: dict[tuple[object, ...], int] = defaultdict(int)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         own[path[:-1]] += math.prod(leaf.shape)
     return max(own.values(), default=0)

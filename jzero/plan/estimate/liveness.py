@@ -3,7 +3,7 @@
 Not every value becomes an array. XLA fuses elementwise operations into whatever reads their result, so that the arrays
 they came from are kept instead. One is made where an operation needs it (a product, a collective, a loop), and where a
 value that is read several times is smaller than what it came from. The rules were found by comparing with the buffers
-of compiled programs; `tests/plan/test_closed_form.py` holds them to what XLA does today.
+of compiled programs; `tests/plan/estimate/test_closed_form.py` holds them to what XLA does today.
 """
 
 from collections import Counter, defaultdict
@@ -13,32 +13,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jzero.jaxpr import compat
-from jzero.plan.estimate.flatten import LOOPS, RENAMES, SINKS, Op, Value, flatten
+from jzero.jaxpr import Program, called_program, inner_jaxprs, scan_arity, subprogram
+from jzero.jaxpr.primitives import (
+    ALL_GATHER,
+    BARRIER,
+    BROADCAST,
+    CHEAP,
+    FUSED,
+    LOOPS,
+    REDUCE_SCATTER,
+    REDUCTIONS,
+    RENAMES,
+    SCAN,
+    SCATTERS,
+    SINKS,
+    SUMS,
+    UPDATE_SLICE,
+)
+from jzero.plan.estimate.flat_program import Op, Value, flatten
 from jzero.plan.estimate.order import REORDERED, breadth_first, gradients_last, sums_together, with_copies
 
 WEIGHTS, GRADIENTS, ACTIVATIONS, CONSTANTS = "gathered weights", "gradients", "activations", "constants of loops"
 _PARAMETERS = "parameters"
 
-REDUCTIONS = frozenset({
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin",
-})  # fmt: skip
-_CHEAP = frozenset({
-    "max", "min", "select_n", "add", "add_any", "sub", "neg", "mul", "gt", "lt", "ge", "le", "eq", "ne", "and",
-    "or", "not", "clamp", "convert_element_type", "broadcast_in_dim", "slice", "pad",
-})  # fmt: skip
-"""Elementwise operations that a product fuses into reading its operand, so that the result is no array at all."""
-_REPEATED = _CHEAP - {"broadcast_in_dim"}
-"""Those that CPUs run once for each reader; of the others they keep the result."""
-ELEMENTWISE = _CHEAP | {
-    "abs", "sign", "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "pow",
-    "integer_pow", "square", "one_minus_square", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos",
-    "tan", "atan2", "floor", "ceil", "round", "is_finite", "iota", "rev", "concatenate", "split", "stack",
-    "shift_left", "shift_right_logical", "shift_right_arithmetic", "xor", "population_count", "nextafter", "real",
-    "imag", "complex", "conj", "random_wrap", "random_unwrap", "random_fold_in", "random_split", "axis_index",
-    "dynamic_slice", "bitcast_convert_type",
-}  # fmt: skip
-_IN_PLACE = (SINKS - {"reduce_scatter"}) | {"scan", "while", "dynamic_update_slice", "scatter", "scatter-add"}
+_REPEATED = CHEAP - {BROADCAST}
+"""Those cheap operations that CPUs run once for each reader; of the others they keep the result."""
+_IN_PLACE = SUMS | {SCAN, "while", UPDATE_SLICE} | SCATTERS
 
 
 class Peak(NamedTuple):
@@ -93,13 +93,13 @@ class _Loop(NamedTuple):
     owners: list[str]
 
 
-def peak(program: Any, is_parameter: Sequence[bool], *, overlap: bool, on_cpu: bool = False) -> Peak:
+def peak(program: Program, is_parameter: Sequence[bool], *, overlap: bool, on_cpu: bool = False) -> Peak:
     """Finds the most memory that a program takes beside its arguments.
 
     Args:
         program: the jaxpr of what one device runs.
         is_parameter: for each input, whether it is a parameter.
-        overlap: whether loops gather for the next iteration and scatter in it, see `compat.overlap_options`.
+        overlap: whether loops gather for the next iteration and scatter in it, see `jzero.jaxpr.overlap_options`.
         on_cpu: whether it runs on CPUs, where XLA orders and fuses otherwise and keeps no barriers.
 
     Returns:
@@ -116,10 +116,10 @@ def peak(program: Any, is_parameter: Sequence[bool], *, overlap: bool, on_cpu: b
 
 
 class _Simulation:
-    def __init__(self, program: Any, owners: Sequence[str], overlap: bool, on_cpu: bool, *, in_loop: bool = False):
+    def __init__(self, program: Program, owners: Sequence[str], overlap: bool, on_cpu: bool, *, in_loop: bool = False):
         self.inputs, ops, self.outputs = flatten(program)
         if on_cpu:
-            self.ops = breadth_first(sums_together(list(with_copies(ops))), RENAMES | ELEMENTWISE)
+            self.ops = breadth_first(sums_together(list(with_copies(ops))), RENAMES | FUSED)
         else:
             self.ops = ops if in_loop else gradients_last(ops)
         self.overlap, self.on_cpu, self.in_loop = overlap, on_cpu, in_loop
@@ -184,7 +184,7 @@ class _Simulation:
                 self._read(self._source(x).arrays, now)
             for x in op.outs:
                 self._make(x, now, ACTIVATIONS)
-        elif op.name in ELEMENTWISE:
+        elif op.name in FUSED:
             self._fuse(op, now)
         else:
             self._execute(op, now)
@@ -192,7 +192,7 @@ class _Simulation:
     def _rename(self, op: Op) -> None:
         for x, y in zip(op.ins, op.outs, strict=False):
             source = self._source(x)
-            if op.name == "optimization_barrier" and source.scatter is not None:
+            if op.name == BARRIER and source.scatter is not None:
                 self.pipelined.pop(source.scatter, None)
                 source = source._replace(scatter=None)
             self.sources[id(y)] = source
@@ -205,7 +205,7 @@ class _Simulation:
         fused = _Source(
             arrays,
             is_constant=is_constant,
-            is_cheap=op.name in _CHEAP and all(not s.arrays or s.is_array or s.is_cheap for s in sources),
+            is_cheap=op.name in CHEAP and all(not s.arrays or s.is_array or s.is_cheap for s in sources),
             scatter=next((s.scatter for s in sources if s.scatter is not None), None),
         )
         if not is_constant and self.in_loop:
@@ -227,7 +227,7 @@ class _Simulation:
             self._need(x, now)
         arrays = frozenset().union(*(self._source(x).arrays for x in op.ins))
         over = arrays if op.name in _IN_PLACE and not (self.on_cpu and op.name in SINKS) else ()
-        made = [self._make(x, now, WEIGHTS if op.name == "all_gather" else ACTIVATIONS, over) for x in op.outs]
+        made = [self._make(x, now, WEIGHTS if op.name == ALL_GATHER else ACTIVATIONS, over) for x in op.outs]
         if self.on_cpu and op.name.startswith("scatter") and self._source(op.ins[0]).is_constant:
             made[0].start = 0  # numbers wait for nothing, and are there from the start
         if self.on_cpu and op.name == "select_and_scatter_add":  # places are compared by number
@@ -235,7 +235,7 @@ class _Simulation:
             self.inner[now] = Peak(Counter({ACTIVATIONS: n_bytes}), 0, {ACTIVATIONS: np.array([n_bytes])})
         if op.name in SINKS:
             self.gradients |= {*came_from, *arrays, *made}
-        if op.name == "reduce_scatter":
+        if op.name == REDUCE_SCATTER:
             self.pipelined[now] = op.ins[0].n_bytes
             self.sources[id(op.outs[0])] = self._source(op.outs[0])._replace(scatter=now)
         if op.name in LOOPS:
@@ -243,18 +243,18 @@ class _Simulation:
 
     def _loop(self, op: Op, made: list[_Buffer], now: int) -> None:
         owners = [_owner(self._source(x).arrays) for x in op.ins]
-        if op.name != "scan":
+        if op.name != SCAN:
             # Of a branch, the costlier one; it and the body of a `while` have few inputs that are worth a name.
-            bodies = [_inside(program, self.overlap, self.on_cpu) for program in compat.inner_jaxprs(op.eqn)]
+            bodies = [_inside(program, self.overlap, self.on_cpu) for program in inner_jaxprs(op.eqn)]
             self.inner[now] = max((b.peak for b in bodies), key=lambda p: p.n_bytes.total())
             return
         owners = [_PARAMETERS if owner == WEIGHTS else owner for owner in owners]
-        body = _Simulation(op.eqn.params["jaxpr"], owners, self.overlap, self.on_cpu, in_loop=True).run()
+        body = _Simulation(called_program(op.eqn), owners, self.overlap, self.on_cpu, in_loop=True).run()
         self.inner[now] = body.peak
         self.gradients |= {buffer for i in body.gradients for buffer in self._source(op.ins[i]).arrays}
         for buffer, owner in zip(made, body.owners, strict=True):
             buffer.owner = owner if owner == WEIGHTS else buffer.owner  # layers gathered one by one
-        n_consts, n_carry = compat.scan_arity(op.eqn)
+        n_consts, n_carry = scan_arity(op.eqn)
         for x, buffer in zip(op.outs[n_carry:], made[n_carry:], strict=True):
             # One operation fills the stacks of equal shape of all loops, the moment that the first one needs it.
             buffer.start = 0 if self.on_cpu else self.stacks.setdefault(x.shape, now)
@@ -294,8 +294,8 @@ class _Simulation:
         return Peak(Counter({owner: int(c[at]) for owner, c in live.items() if c[at]}), int(host.max()), dict(live))
 
 
-def _inside(program: Any, overlap: bool, on_cpu: bool) -> _Loop:
-    n_inputs = len(compat.subprogram(program).jaxpr.invars)
+def _inside(program: Program, overlap: bool, on_cpu: bool) -> _Loop:
+    n_inputs = len(subprogram(program).jaxpr.invars)
     return _Simulation(program, [ACTIVATIONS] * n_inputs, overlap, on_cpu, in_loop=True).run()
 
 

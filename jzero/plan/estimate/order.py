@@ -3,13 +3,14 @@
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
-from jzero.plan.estimate.flatten import LOOPS, SINKS, Op, Value
+from jzero.jaxpr.params import dot_of
+from jzero.jaxpr.primitives import CONVOLUTION, DOT, LOOPS, SINKS, SUMS
+from jzero.plan.estimate.flat_program import Op, Value
 
 REORDERED = "reordered"
 """The name of an operation that copies a value into another order of dimensions."""
 
-_SUMS = SINKS - {"reduce_scatter"}
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
+_PRODUCTS = frozenset({DOT, CONVOLUTION, "reduce_sum"})
 
 
 def gradients_last(ops: list[Op]) -> list[Op]:
@@ -68,9 +69,9 @@ def sums_together(ops: list[Op]) -> list[Op]:
     first: list[Op] = []
     for op in ops:
         is_after = any(id(x) in after for x in op.ins)
-        if op.name in _SUMS and not is_after:
+        if op.name in SUMS and not is_after:
             first.append(op)
-        if op.name in _SUMS or is_after:
+        if op.name in SUMS or is_after:
             after |= {id(x) for x in op.outs}
     if not first:
         return ops
@@ -86,7 +87,7 @@ def with_copies(ops: list[Op]) -> Iterator[Op]:
     """
     copies: dict[tuple[int, tuple[int, ...]], Value] = {}
     for op in ops:
-        for k, order in enumerate(_orders(op) if op.name == "dot_general" else ()):
+        for k, order in enumerate(_orders(op) if op.name == DOT else ()):
             if order is None:
                 continue
             x, key = op.ins[k], (id(op.ins[k]), order)
@@ -99,8 +100,9 @@ def with_copies(ops: list[Op]) -> Iterator[Op]:
 
 def _orders(product: Op) -> Iterator[tuple[int, ...] | None]:
     """The order of dimensions that a product needs of each operand; None where it can do with what there is."""
-    contracted, batch = product.eqn.params["dimension_numbers"]
-    for is_second, (summed, kept, v) in enumerate(zip(contracted, batch, product.eqn.invars, strict=True)):
+    dot = dot_of(product.eqn)
+    sides = ((dot.contract_left, dot.batch_left), (dot.contract_right, dot.batch_right))
+    for is_second, ((summed, kept), v) in enumerate(zip(sides, product.eqn.invars, strict=True)):
         every = tuple(range(v.aval.ndim))
         free = tuple(d for d in every if d not in {*summed, *kept})
         order = (*kept, *summed, *free) if is_second else (*kept, *free, *summed)

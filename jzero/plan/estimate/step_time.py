@@ -1,93 +1,19 @@
-"""How long a step takes: a range, since no file of figures says how close a program comes to its GPU's peaks.
+"""How long a step takes by the closed form: a range between two paces, see `jzero.plan.hardware.pace`.
 
-Kernels by the roofline model, collectives by latency and bandwidth, and overlap as the schedule has it: for a compiled
-program its own, simulated by `jzero.plan.compiled.timeline`; for the closed form what compiled programs of that stage
-do. The two ends of the range reckon with two paces. What differs between two settings of one model is surer than either
-time.
+Kernels by the roofline model, collectives by latency and bandwidth, and overlap as compiled programs of that stage have
+it; `jzero.plan.compiled.step_time` simulates the schedule of a compiled program itself.
 """
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jzero.plan.compiled.collectives import Collective
-from jzero.plan.compiled.hlo import Module
-from jzero.plan.compiled.timeline import timeline
 from jzero.plan.estimate.traced import Message, Work
-from jzero.plan.hardware.figures import GpuFigures, Pace
-
-FAST = Pace(products=0.75, memory=0.9, wire=0.9, pcie=0.9, latency=1.0)
-"""What well-tuned programs get.
-
-Large products reach 70 to 80 % of the peak that a data sheet promises, because the clock falls under load. A pure copy
-gets about 90 % of the memory's bandwidth, NCCL's bandwidth tests about 90 % of a link's. Latencies are those that NCCL
-reckons with.
-"""
-
-SLOW = Pace(products=0.4, memory=0.6, wire=0.6, pcie=0.6, latency=2.5)
-"""What programs get without tuning.
-
-Products of a few thousand rows and columns, kernels that were not timed against others, and collectives that take
-multiprocessors from the products beside them come down to 40 %; scattered memory traffic, networks that others use too
-and rings over many switches to 60 %. NCCL's protocol for large messages has two to three times the latency per hop.
-"""
+from jzero.plan.hardware.figures import GpuFigures
+from jzero.plan.hardware.pace import FAST, MIDDLE, SLOW, StepTime
 
 _HIDDEN_PIPELINED, _HIDDEN = 0.95, 0.7
 """The share of a block's communication that has kernels of that block beside it, with and without `overlap_comm` at
 stage 3: in a GPT of eight forms and stages compiled for 64 H100s between 0.9 and 1.0, and between 0.6 and 0.9."""
-
-MIDDLE = Pace(*(math.sqrt(fast * slow) for fast, slow in zip(FAST, SLOW, strict=True)))
-"""The geometric mean of both, for the parts of a time."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of one training step. Parts are at the `MIDDLE` pace.
-
-    Attributes:
-        low: of the whole step, at the `FAST` pace.
-        high: at the `SLOW` pace.
-        compute: of all kernels.
-        wire: of all collectives, one after another.
-        exposed: the part of them that nothing is computed beside.
-        pcie: of all copies from and to host memory.
-        pcie_exposed: the part of them that nothing is computed beside.
-    """
-
-    low: float
-    high: float
-    compute: float
-    wire: float
-    exposed: float
-    pcie: float
-    pcie_exposed: float
-
-    @property
-    def middle(self) -> float:
-        """The whole step at the `MIDDLE` pace."""
-        return self.compute + self.exposed + self.pcie_exposed
-
-
-def compiled_time(module: Module, collectives: Iterable[Collective], gpu: GpuFigures) -> StepTime:
-    """Simulates a compiled program's schedule at each pace.
-
-    Args:
-        module: the parsed program.
-        collectives: its collectives.
-        gpu: at its peaks, with the network of the cluster, as `Cluster.figures`.
-    """
-    collectives = tuple(collectives)
-    low, middle, high = (timeline(module, collectives, gpu.at(pace)) for pace in (FAST, MIDDLE, SLOW))
-    return StepTime(
-        low=low.seconds,
-        high=high.seconds,
-        compute=middle.busy("compute"),
-        wire=middle.busy("wire"),
-        exposed=middle.waits.get("wire", 0.0),
-        pcie=middle.busy("pcie"),
-        pcie_exposed=middle.waits.get("pcie", 0.0),
-    )
 
 
 def closed_form_time(

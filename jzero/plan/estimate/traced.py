@@ -8,34 +8,47 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax.extend import core as jex_core
 
-from jzero.jaxpr import compat
-from jzero.plan.compiled.kernels import Kernel
-from jzero.plan.estimate.flatten import INLINED, LOOPS, RENAMES, value_of
-from jzero.plan.estimate.liveness import ELEMENTWISE, REDUCTIONS
-
-COLLECTIVES = {
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
-"""JAX's collectives, and what they are called in a compiled program."""
+from jzero.jaxpr import (
+    Equation,
+    Program,
+    Variable,
+    called_program,
+    every_equation,
+    inner_jaxprs,
+    interpret,
+    name_of,
+    scan_arity,
+    subprogram,
+)
+from jzero.jaxpr.params import convolution_of, dot_of, mesh_axes, rounds
+from jzero.jaxpr.primitives import (
+    COLLECTIVES,
+    CONVOLUTION,
+    DOT,
+    FUSED,
+    GATHER,
+    INLINED,
+    LOOPS,
+    REDUCTIONS,
+    RENAMES,
+    SCATTERS,
+    SHARD_MAP,
+    SLICES,
+    UPDATE_SLICE,
+    is_scan,
+)
+from jzero.jaxpr.walk import only_equation
+from jzero.plan.estimate.flat_program import value_of
+from jzero.plan.hardware.kernel import Kernel
 
 _SMALL = 2**20
 """Bytes below which collectives of one kind in one block of code are sent together, as XLA combines them."""
 
-_SLICES = frozenset({"slice", "dynamic_slice"})
-_GATHERS = frozenset({"gather", "take"})
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter_mul"})
+_IN_PLACE = SCATTERS | {UPDATE_SLICE}
 _HLO = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8"}
 
 
@@ -82,7 +95,7 @@ class Work:
     update: Kernel = field(default_factory=Kernel)
 
 
-def traced_work(program: Any, axis_sizes: Mapping[str, int]) -> Work:
+def traced_work(program: Program, axis_sizes: Mapping[str, int]) -> Work:
     """Adds up what one device runs.
 
     Args:
@@ -101,17 +114,19 @@ def traced_work(program: Any, axis_sizes: Mapping[str, int]) -> Work:
     return Work(tuple(_walked(program, axis_sizes, 1)))
 
 
-def step_work(program: Any, axis_sizes: Mapping[str, int], *, state_bytes: int, param_bytes: int, share: float) -> Work:
+def step_work(
+    program: Program, axis_sizes: Mapping[str, int], *, state_bytes: int, param_bytes: int, share: float
+) -> Work:
     """Adds up what one device runs in a training step.
 
     Args:
-        program: the jaxpr of `jzero.zero.step.train_step`: loss and gradients inside one `shard_map`, the update outside.
+        program: the jaxpr of `jzero.zero.step.train_step`: loss and gradients in one `shard_map`, the update outside.
         axis_sizes: sizes of the mesh's axes.
         state_bytes: of this device's parameters and moments, which the update reads and writes.
         param_bytes: of the parameters alone, and so of the gradients that it reads.
         share: how much of the whole that is, and so of an update's matrix products.
     """
-    inside = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map").params["jaxpr"]
+    inside = called_program(only_equation(program, SHARD_MAP))
     flops = {dtype: round(share * n) for dtype, n in products(program).items()}
     return replace(traced_work(inside, axis_sizes), update=Kernel(flops, 2 * state_bytes + param_bytes))
 
@@ -128,7 +143,7 @@ class _Value:
         return (self,) if self.is_array else self.sources
 
 
-def _array(v: Any) -> _Value:
+def _array(v: Variable) -> _Value:
     return _Value(value_of(v.aval).n_bytes, is_array=True)
 
 
@@ -138,7 +153,7 @@ def _slice(n_bytes: int) -> _Value:
 
 
 def _walked(
-    program: Any,
+    program: Program,
     axis_sizes: Mapping[str, int],
     times: int,
     *,
@@ -151,7 +166,7 @@ def _walked(
     put into arrays, where elementwise operations write them without a copy.
     """
     walk = _Walk(axis_sizes, times)
-    ins = [_array(v) for v in compat.subprogram(program).jaxpr.invars]
+    ins = [_array(v) for v in subprogram(program).jaxpr.invars]
     n_arrays = len(ins) if first_slice is None else first_slice
     outs = walk.inline(program, ins[:n_arrays] + [_slice(x.n_bytes) for x in ins[n_arrays:]])
     n_whole = len(outs) if first_stacked is None else first_stacked
@@ -177,13 +192,8 @@ class _Walk:
         self.fresh: set[_Value] = set()
         self.summed: set[tuple[str, ...]] = set()
 
-    def inline(self, program: Any, ins: list[_Value]) -> list[_Value]:
-        jaxpr, _ = compat.subprogram(program)
-        env = dict(zip(jaxpr.invars, ins, strict=True)) | {v: _array(v) for v in jaxpr.constvars}
-        read = lambda v: _Value(0) if isinstance(v, jex_core.Literal) else env[v]
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self.step(eqn, [read(v) for v in eqn.invars]), strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def inline(self, program: Program, ins: list[_Value]) -> list[_Value]:
+        return interpret(program, ins, self.step, literal=lambda _: _Value(0), constant=_array)
 
     def run(self, n_bytes: int, flops: Mapping[str, int] | None = None) -> None:
         if n_bytes:
@@ -203,16 +213,16 @@ class _Walk:
         self.fresh.update(arrays)
         return n_bytes
 
-    def step(self, eqn: Any, ins: list[_Value]) -> list[_Value]:
-        name, sizes = eqn.primitive.name, [value_of(v.aval).n_bytes for v in eqn.outvars]
+    def step(self, eqn: Equation, ins: list[_Value]) -> list[_Value]:
+        name, sizes = name_of(eqn), [value_of(v.aval).n_bytes for v in eqn.outvars]
         if name in INLINED:
-            return self.inline(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"], ins)
+            return self.inline(called_program(eqn), ins)
         if name in RENAMES:
             return ins[: len(sizes)]
         sources = tuple(dict.fromkeys(array for x in ins for array in x.arrays()))
-        if name in _SLICES:
+        if name in SLICES:
             return [_slice(sizes[0])]
-        if name in ELEMENTWISE:
+        if name in FUSED:
             return [_Value(n_bytes, sources=sources) for n_bytes in sizes]
         made = [_Value(n_bytes, is_array=True) for n_bytes in sizes]
         if name in REDUCTIONS:
@@ -221,10 +231,10 @@ class _Walk:
         read = sum(self.need(x) for x in ins)
         if name in LOOPS:
             self.loop(eqn)
-        elif name in _GATHERS:
+        elif name == GATHER:
             self.run(2 * sum(sizes))
         elif name in _IN_PLACE:
-            self.run(2 * ins[1 if name == "dynamic_update_slice" else -1].n_bytes)
+            self.run(2 * ins[1 if name == UPDATE_SLICE else -1].n_bytes)
         elif name in COLLECTIVES:
             self.send(eqn)
         else:
@@ -233,8 +243,8 @@ class _Walk:
             self.summed.clear()
         return made
 
-    def send(self, eqn: Any) -> None:
-        (axes, n_bytes), kind = bytes_sent(eqn, self.axis_sizes), COLLECTIVES[eqn.primitive.name]
+    def send(self, eqn: Equation) -> None:
+        (axes, n_bytes), kind = bytes_sent(eqn, self.axis_sizes), COLLECTIVES[name_of(eqn)]
         is_awaited = kind == "all-reduce" and n_bytes < _SMALL
         if is_awaited and axes in self.summed:
             self.sent[kind, axes, True][-1] += n_bytes
@@ -242,14 +252,14 @@ class _Walk:
             self.sent[kind, axes, is_awaited].append(n_bytes)
             self.summed |= {axes} if is_awaited else set()
 
-    def loop(self, eqn: Any) -> None:
+    def loop(self, eqn: Equation) -> None:
         times = self.blocks[0].times
-        if eqn.primitive.name == "scan":
-            n_consts, n_carry = compat.scan_arity(eqn)
+        if is_scan(eqn):
+            n_consts, n_carry = scan_arity(eqn)
             stacks = {"first_slice": n_consts + n_carry, "first_stacked": n_carry}
-            bodies = [_walked(eqn.params["jaxpr"], self.axis_sizes, times * eqn.params["length"], **stacks)]
+            bodies = [_walked(called_program(eqn), self.axis_sizes, times * rounds(eqn), **stacks)]
         else:
-            bodies = [_walked(inner, self.axis_sizes, times) for inner in compat.inner_jaxprs(eqn)]
+            bodies = [_walked(inner, self.axis_sizes, times) for inner in inner_jaxprs(eqn)]
         n = len(self.blocks)
         for block in max(bodies, key=lambda blocks: sum(_weight(block) for block in blocks)):
             block.around = 0 if block.around is None else block.around + n
@@ -261,11 +271,10 @@ def _weight(block: Block) -> int:
     return block.times * sum(sum(kernel.flops.values()) + kernel.n_bytes for kernel in block.kernels)
 
 
-def bytes_sent(eqn: Any, axis_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+def bytes_sent(eqn: Equation, axis_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """The mesh axes longer than 1 of a collective, and how many bytes one device sends in it."""
-    kind = COLLECTIVES[eqn.primitive.name]
-    named = eqn.params.get("axes", eqn.params.get("axis_name"))
-    axes = tuple(a for a in (named if isinstance(named, tuple) else (named,)) if axis_sizes[a] > 1)
+    kind = COLLECTIVES[name_of(eqn)]
+    axes = tuple(a for a in mesh_axes(eqn) if axis_sizes[a] > 1)
     group = math.prod(axis_sizes[a] for a in axes)
     share = (group - 1) / group if kind != "collective-permute" else 1
     payloads = (
@@ -274,30 +283,24 @@ def bytes_sent(eqn: Any, axis_sizes: Mapping[str, int]) -> tuple[tuple[str, ...]
     return axes, sum(round(payload * share * (2 if kind == "all-reduce" else 1)) for payload in payloads)
 
 
-def products(program: Any) -> dict[str, int]:
+def products(program: Program) -> dict[str, int]:
     """Flops of all matrix products and convolutions of a jaxpr, by HLO dtype; loops counted, `shard_map` left out."""
     total: dict[str, int] = defaultdict(int)
-    for eqn in compat.subprogram(program).jaxpr.eqns:
+    for eqn, times, _ in every_equation(program, closed=(SHARD_MAP,)):
         for dtype, flops in _flops(eqn).items():
-            total[dtype] += flops
-        if eqn.primitive.name != "shard_map":
-            rounds = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            for inner in compat.inner_jaxprs(eqn):
-                for dtype, flops in products(inner).items():
-                    total[dtype] += rounds * flops
+            total[dtype] += times * flops
     return dict(total)
 
 
-def _flops(eqn: Any) -> dict[str, int]:
+def _flops(eqn: Equation) -> dict[str, int]:
     """Flops of a product or convolution, by HLO dtype; of anything else none."""
-    if eqn.primitive.name not in ("dot_general", "conv_general_dilated"):
+    if name_of(eqn) not in (DOT, CONVOLUTION):
         return {}
     left, right, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
     dtype = _HLO.get(jnp.dtype(left.dtype).name, "f32")
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return {dtype: 2 * out.size * math.prod(left.shape[d] for d in contracted)}
-    features = right.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+    if name_of(eqn) == DOT:
+        return {dtype: 2 * out.size * math.prod(left.shape[d] for d in dot_of(eqn).contract_left)}
+    convolution = convolution_of(eqn)
+    features = right.shape[convolution.out_features_dim]
     # Zeros put between the elements, as in gradients of strided convolutions, are not multiplied with.
-    dilation = math.prod(eqn.params["lhs_dilation"])
-    return {dtype: 2 * out.size * right.size // features // dilation}
+    return {dtype: 2 * out.size * right.size // features // convolution.dilation}

@@ -6,30 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jzero.plan.compiled.collectives import Collective
-from jzero.plan.compiled.topology import full_nodes
-from jzero.plan.estimate.closed_form import Sent
+from jzero.errors import ConfigError
 from jzero.plan.hardware.figures import GpuFigures, gpu_figures
-from jzero.plan.hardware.network import network
+from jzero.plan.hardware.links import GroupTraffic, LinkTraffic, Sent, divided
+from jzero.plan.hardware.network import read_network
 from jzero.sharding.mesh import DATA_AXES
 
 USABLE = 0.92
 """The share of a GPU's memory that a program can have; CUDA, NCCL and fragmentation take the rest."""
-
-_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
-
-
-@dataclass(frozen=True)
-class LinkTraffic:
-    """Bytes that one GPU sends in a step, by kind of collective.
-
-    Attributes:
-        inside: to GPUs of its own node.
-        across: to other nodes.
-    """
-
-    inside: Mapping[str, int]
-    across: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -61,12 +45,12 @@ class Cluster:
     def __post_init__(self):
         name = self.network or gpu_figures(self.gpu).network.name
         object.__setattr__(self, "gpus_per_node", full_nodes(self.n_gpus, self.gpus_per_node))
-        object.__setattr__(self, "network", network(name).name)
+        object.__setattr__(self, "network", read_network(name).name)
 
     @property
     def figures(self) -> GpuFigures:
         """The GPU, with this cluster's network."""
-        return replace(gpu_figures(self.gpu), network=network(self.network), gpus_per_node=self.gpus_per_node)
+        return replace(gpu_figures(self.gpu), network=read_network(self.network), gpus_per_node=self.gpus_per_node)
 
     @property
     def n_nodes(self) -> int:
@@ -90,7 +74,7 @@ class Cluster:
             sent: from a `ClosedForm`.
             mesh_shape: sizes of the mesh's axes; neighbours lie along `shard`, and node by node.
         """
-        return _divided((s.kind, s.n_bytes, *self.group(s.axes, mesh_shape)) for s in sent)
+        return divided(GroupTraffic(s.kind, s.n_bytes, *self.group(s.axes, mesh_shape)) for s in sent)
 
     def group(self, axes: tuple[str, ...], mesh_shape: Mapping[str, int]) -> tuple[int, int]:
         """Members of the groups along some axes of a mesh, and how many of the first group's share a node."""
@@ -99,22 +83,19 @@ class Cluster:
         return first.size, max(Counter((first // self.gpus_per_node).tolist()).values())
 
 
-def compiled_wire(collectives: Iterable[Collective]) -> LinkTraffic:
-    """Divides what a compiled program sends, see `Cluster.wire`."""
-    return _divided((c.kind, c.wire_bytes * c.executions, c.group_size, c.per_node) for c in collectives)
+def full_nodes(n_gpus: int, gpus_per_node: int) -> int:
+    """The GPUs of each node of a cluster, which is one node where it is smaller than that.
 
+    Args:
+        n_gpus: GPUs in all.
+        gpus_per_node: GPUs that share a host.
 
-def _divided(sent: Iterable[tuple[str, int, int, int]]) -> LinkTraffic:
-    """Kind, bytes, members of a group, and those that share a node -> bytes by kind."""
-    inside, across = Counter[str](), Counter[str]()
-    for kind, n_bytes, group, per_node in sent:
-        if per_node >= group:
-            share = 0.0
-        elif kind in _RINGS:  # they pass the nodes in rings, whose members share what leaves a node
-            share = 1 / per_node
-        else:
-            share = (group - per_node) / (group - 1)
-        leaves = round(n_bytes * share)
-        inside[kind] += n_bytes - leaves
-        across[kind] += leaves
-    return LinkTraffic({k: n for k, n in inside.items() if n}, {k: n for k, n in across.items() if n})
+    Raises:
+        ConfigError: nodes that would not be full.
+    """
+    if n_gpus < 1 or gpus_per_node < 1:
+        raise ConfigError(f"n_gpus={n_gpus} and gpus_per_node={gpus_per_node} must both be at least 1.")
+    gpus_per_node = min(n_gpus, gpus_per_node)
+    if n_gpus % gpus_per_node:
+        raise ConfigError(f"n_gpus={n_gpus} does not fill nodes of {gpus_per_node} GPUs; use a multiple of it.")
+    return gpus_per_node

@@ -11,14 +11,15 @@ from dataclasses import replace
 from importlib import resources
 from math import ceil, log2
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from jzero.base.types import Json
 from jzero.errors import ConfigError
-from jzero.plan.hardware.network import Network, network
+from jzero.plan.hardware.network import Network, read_network
 
 _FILES = resources.files("jzero.plan.hardware") / "gpus"
 GPUS: tuple[str, ...] = tuple(
@@ -95,7 +96,7 @@ class GpuFigures:
     memory_bandwidth: PositiveFloat
     nvlink_bandwidth: PositiveFloat
     pcie_bandwidth: PositiveFloat
-    network: Annotated[Network, BeforeValidator(lambda x: network(x) if isinstance(x, str) else x)]
+    network: Annotated[Network, BeforeValidator(lambda x: read_network(x) if isinstance(x, str) else x)]
     gpus_per_node: PositiveInt = 8
     target: Target | None = None
     kernel_latency: float = 2e-6
@@ -259,7 +260,7 @@ def _known(gpu: str) -> GpuFigures:
 def _read(path: str) -> GpuFigures:
     """A user's file."""
     try:
-        given: dict[str, Any] = tomllib.loads(Path(path).read_text())
+        given: dict[str, Json] = tomllib.loads(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"The GPU file {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -35,7 +35,7 @@ class Network:
         return self.bandwidth / gpus_per_node if self.per_node else self.bandwidth
 
 
-def network(name: str) -> Network:
+def read_network(name: str) -> Network:
     """Reads the name of a network: gigabits per second, perhaps its kind, and perhaps whose rate that is.
 
     Args:
@@ -50,8 +50,8 @@ def network(name: str) -> Network:
         ConfigError: for anything else.
 
     Example:
-        >>> network("400gb-ib").per_gpu(8), network("100gb-roce").per_gpu(8), network("100gb/gpu").per_gpu(8)
-        (50000000000.0, 1562500000.0, 12500000000.0)
+        >>> [read_network(name).per_gpu(8) for name in ("400gb-ib", "100gb-roce", "100gb/gpu")]
+        [50000000000.0, 1562500000.0, 12500000000.0]
     """
     found = _NAME.fullmatch(name.strip().lower())
     if found is None or not float(found[1]):

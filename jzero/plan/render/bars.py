@@ -1,10 +1,11 @@
 """Memory by part as one bar for each setting, with the memory that a GPU has usable as a line."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jzero.base.units import format_bytes
-from jzero.plan.render.style import PART_COLOURS, legend, new_figure, part_name, percent, setting_name, tag, text
+from jzero.plan.render.style import PART_COLOURS, chart, legend, new_figure, part_name, percent, setting_name, tag, text
 from jzero.plan.search.planner import Plan
 from jzero.plan.search.row import Row
 
@@ -45,52 +46,9 @@ def memory_bars_svg(plan: Plan) -> str:
     Returns:
         An `<svg>` and its legend.
     """
-    axis, chosen = _axis(plan), plan.recommendation.setting
-    drawn: list[str] = []
-    for i, row in enumerate(plan.rows):
-        top, start = _TOP + i * _ROW, 0.0
-        name = setting_name(row.setting, plan.base)
-        marked = "name chosen" if row.setting == chosen else "name"
-        drawn.append(tag("text", text(name + " \u2713" * (row.setting == chosen)), x=0, y=top + 14, class_=marked))
-        drawn.append(
-            tag(
-                "text",
-                text(_verdict(row)),
-                x="100%",
-                y=top + 14,
-                class_="value" if row.fits else "value bad",
-                text_anchor="end",
-            )
-        )
-        for part, n_bytes in row.bytes_by_part.items():
-            if n_bytes:
-                title = tag("title", text(f"{name}: {part_name(part)} {format_bytes(n_bytes)}"))
-                drawn.append(
-                    tag(
-                        "rect",
-                        title,
-                        x=percent(start / axis.end),
-                        y=top + 20,
-                        width=percent(n_bytes / axis.end),
-                        height=20,
-                        class_=f"part fill-{part}",
-                    )
-                )
-            start += n_bytes
-        if row.compiled:
-            title = tag("title", text(f"{name}: {format_bytes(row.compiled.peak)} as compiled"))
-            drawn.append(
-                tag(
-                    "rect",
-                    title,
-                    x=percent(row.compiled.peak / axis.end),
-                    y=top + 16,
-                    width=3,
-                    height=28,
-                    class_="mark",
-                )
-            )
+    axis = _axis(plan)
     height = _TOP + _ROW * len(plan.rows)
+    drawn = [element for i, row in enumerate(plan.rows) for element in _bar(plan, row, _TOP + i * _ROW, axis)]
     label, at, anchor = f"usable {format_bytes(axis.usable)}", percent(axis.usable / axis.end), "end"
     if axis.shows_usable:
         drawn.insert(0, tag("line", x1=at, x2=at, y1=18, y2=height, class_="limit"))
@@ -99,17 +57,28 @@ def memory_bars_svg(plan: Plan) -> str:
         label, at = f"{label}, far to the right", "100%"
     drawn.append(tag("text", text(label), x=at, y=13, text_anchor=anchor, class_="limit-label"))
     summary = "; ".join(f"{setting_name(row.setting, plan.base)}: {_verdict(row)}" for row in plan.rows)
-    svg = tag(
-        "svg",
-        tag("title", text("Memory of one GPU by part, for each setting")),
-        tag("desc", text(summary)),
-        *drawn,
-        width="100%",
-        height=height,
-        role="img",
-        class_="chart",
-    )
+    svg = chart("Memory of one GPU by part, for each setting", summary, drawn, height)
     return legend((part, part_name(part)) for part in PART_COLOURS) + svg
+
+
+def _bar(plan: Plan, row: Row, top: int, axis: _Axis) -> Iterator[str]:
+    """One row: its name, its figures, its parts side by side and a mark where the compiled program's peak is."""
+    name, is_chosen = setting_name(row.setting, plan.base), row.setting == plan.recommendation.setting
+    marked = "name chosen" if is_chosen else "name"
+    yield tag("text", text(name + " \u2713" * is_chosen), x=0, y=top + 14, class_=marked)
+    fits = "value" if row.fits else "value bad"
+    yield tag("text", text(_verdict(row)), x="100%", y=top + 14, class_=fits, text_anchor="end")
+    start = 0.0
+    for part, n_bytes in row.bytes_by_part.items():
+        if n_bytes:
+            title = tag("title", text(f"{name}: {part_name(part)} {format_bytes(n_bytes)}"))
+            x, width = percent(start / axis.end), percent(n_bytes / axis.end)
+            yield tag("rect", title, x=x, y=top + 20, width=width, height=20, class_=f"part fill-{part}")
+        start += n_bytes
+    if row.compiled:
+        peak = row.compiled.peak
+        title = tag("title", text(f"{name}: {format_bytes(peak)} as compiled"))
+        yield tag("rect", title, x=percent(peak / axis.end), y=top + 16, width=3, height=28, class_="mark")
 
 
 def memory_bars(plan: Plan) -> "Figure":

@@ -9,7 +9,7 @@ from rich.text import Text
 from jzero.base.units import format_bytes
 from jzero.plan.render.plan_table import setting_name
 from jzero.plan.search.largest import Largest
-from jzero.plan.search.recommend import cost
+from jzero.plan.search.recommendation import cost
 from jzero.plan.search.row import Row
 
 
@@ -55,7 +55,7 @@ def _sizes(entry: Largest, row: Row) -> list[str]:
 def _memory(row: Row, compiled: bool) -> list[str]:
     peak = ("~" if row.estimated else "") + format_bytes(row.closed_form_peak)
     seen = [format_bytes(row.compiled.peak) if row.compiled else ""] * compiled
-    return [peak, *seen, format_bytes(row.room), format_bytes(row.host_per_node) if row.host_per_node else "-"]
+    return [peak, *seen, format_bytes(row.headroom), format_bytes(row.host_per_node) if row.host_per_node else "-"]
 
 
 def _count(n: int) -> str:

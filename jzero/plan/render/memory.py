@@ -1,19 +1,21 @@
 """Memory over the schedule of a step: what is alive when, and whose it is at the fullest moment."""
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jzero.base.units import format_bytes
-from jzero.plan.compiled.memory_use import Holder, MemoryUse
-from jzero.plan.render.style import PART_COLOURS, legend, new_figure, part_name, percent, tag, text, ticks
+from jzero.plan.memory_use import Holder, MemoryUse
+from jzero.plan.render.style import PART_COLOURS, chart, legend, new_figure, part_name, percent, tag, text, ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POINTS = 600  # more than a screen can tell apart
 _HEIGHT, _TOP, _BOTTOM = 300, 26, 36  # pixels
+_AREA = _HEIGHT - _TOP - _BOTTOM
 _HOLDERS = 10
 
 
@@ -34,57 +36,81 @@ def memory_over_time_svg(use: MemoryUse, usable: int) -> str:
     Returns:
         An `<svg>`, its legend and the list.
     """
+    axis = _Axis(1.08 * (usable if use.peak < usable < 2 * use.peak else use.peak))
+    svg = chart(
+        "Memory that is alive at each moment of a step",
+        f"{_peak_label(use)}; " + ", ".join(f"{p} from {percent(s / len(use.total))} on" for p, s in use.phases),
+        [_areas(use, axis), *_grid(axis), *_phase_marks(use), *_limit(usable, axis), *_peak_mark(use)],
+        _HEIGHT,
+    )
+    keys = legend((part, part_name(part)) for part in PART_COLOURS if use.n_bytes[part].any())
+    labels = (
+        tag("text", text(format_bytes(n)), x=52, y=f"{axis.y(n) + 4:.1f}", text_anchor="end", class_="tick")
+        for n in ticks(axis.top)
+    )
+    scale = tag("svg", *labels, width=58, height=_HEIGHT, aria_hidden="true", class_="chart")
+    listed = _holders_html(use) if use.holders else ""
+    return keys + tag("div", scale, tag("div", svg, class_="zoomable"), class_="plot") + listed
+
+
+class _Axis(NamedTuple):
+    """Bytes from the bottom of the picture to its top."""
+
+    top: float
+
+    def y(self, n_bytes: float) -> float:
+        """Where so many bytes are, in pixels from above."""
+        return _TOP + _AREA * (1 - n_bytes / self.top)
+
+
+def _areas(use: MemoryUse, axis: _Axis) -> str:
+    """The parts on top of each other, in a picture of its own that is stretched to its place."""
     moments, end = _moments(use), len(use.total)
-    top = 1.08 * (usable if use.peak < usable < 2 * use.peak else use.peak)
-    area = _HEIGHT - _TOP - _BOTTOM
-    y = lambda n: _TOP + area * (1 - n / top)
     xs = np.append(moments, end) * 1000 / end
     xs[0] = 0
     below, drawn = np.zeros(len(moments)), []
     for part in PART_COLOURS:
         above = below + use.n_bytes[part][moments]
         if use.n_bytes[part].any():
-            path = "M" + "L".join([*_steps(xs, above, top), *_steps(xs, below, top)[::-1]]) + "Z"
+            path = "M" + "L".join([*_steps(xs, above, axis.top), *_steps(xs, below, axis.top)[::-1]]) + "Z"
             drawn.append(tag("path", tag("title", text(part_name(part))), d=path, class_=f"fill-{part}"))
         below = above
-    plot = tag(
-        "svg", *drawn, x=0, y=_TOP, width="100%", height=area, viewBox="0 0 1000 1000", preserveAspectRatio="none"
+    return tag(
+        "svg", *drawn, x=0, y=_TOP, width="100%", height=_AREA, viewBox="0 0 1000 1000", preserveAspectRatio="none"
     )
-    around, labels = [], []
-    for n in ticks(top):
-        around.append(tag("line", x1=0, x2="100%", y1=f"{y(n):.1f}", y2=f"{y(n):.1f}", class_="grid"))
-        labels.append(tag("text", text(format_bytes(n)), x=52, y=f"{y(n) + 4:.1f}", text_anchor="end", class_="tick"))
+
+
+def _grid(axis: _Axis) -> Iterator[str]:
+    for n in ticks(axis.top):
+        yield tag("line", x1=0, x2="100%", y1=f"{axis.y(n):.1f}", y2=f"{axis.y(n):.1f}", class_="grid")
+
+
+def _phase_marks(use: MemoryUse) -> Iterator[str]:
     for i, phase in enumerate(use.phases):
-        at = percent(phase.start / end)
-        around.append(tag("line", x1=at, x2=at, y1=_TOP, y2=_HEIGHT - _BOTTOM + 6, class_="grid"))
+        at = percent(phase.start / len(use.total))
+        yield tag("line", x1=at, x2=at, y1=_TOP, y2=_HEIGHT - _BOTTOM + 6, class_="grid")
         y_text = _HEIGHT - _BOTTOM + 14 + 13 * (i % 2)  # neighbours may be close
-        around.append(tag("text", text(phase.name), x=at, y=y_text, dx=3, class_="tick"))
-    if usable < top:
-        around.append(tag("line", x1=0, x2="100%", y1=f"{y(usable):.1f}", y2=f"{y(usable):.1f}", class_="limit"))
-        label = f"usable {format_bytes(usable)}"
-        around.append(
-            tag("text", text(label), x="100%", y=f"{y(usable) - 4:.1f}", text_anchor="end", class_="limit-label")
-        )
-    share = use.peak_at / end
-    around.append(tag("line", x1=percent(share), x2=percent(share), y1=_TOP - 6, y2=_HEIGHT - _BOTTOM, class_="peak"))
+        yield tag("text", text(phase.name), x=at, y=y_text, dx=3, class_="tick")
+
+
+def _limit(usable: int, axis: _Axis) -> Iterator[str]:
+    """The line of usable memory, if it is on the picture."""
+    if usable < axis.top:
+        y = axis.y(usable)
+        yield tag("line", x1=0, x2="100%", y1=f"{y:.1f}", y2=f"{y:.1f}", class_="limit")
+        label = text(f"usable {format_bytes(usable)}")
+        yield tag("text", label, x="100%", y=f"{y - 4:.1f}", text_anchor="end", class_="limit-label")
+
+
+def _peak_mark(use: MemoryUse) -> Iterator[str]:
+    share = use.peak_at / len(use.total)
+    yield tag("line", x1=percent(share), x2=percent(share), y1=_TOP - 6, y2=_HEIGHT - _BOTTOM, class_="peak")
     anchor = "start" if share < 0.2 else "end" if share > 0.8 else "middle"
-    label = f"peak {format_bytes(use.peak)}"
-    around.append(tag("text", text(label), x=percent(share), y=14, text_anchor=anchor, class_="name chosen"))
-    svg = tag(
-        "svg",
-        tag("title", text("Memory that is alive at each moment of a step")),
-        tag("desc", text(f"{label}; " + ", ".join(f"{p} from {percent(s / end)} on" for p, s in use.phases))),
-        plot,
-        *around,
-        width="100%",
-        height=_HEIGHT,
-        role="img",
-        class_="chart",
-    )
-    keys = legend((part, part_name(part)) for part in PART_COLOURS if use.n_bytes[part].any())
-    scale = tag("svg", *labels, width=58, height=_HEIGHT, aria_hidden="true", class_="chart")
-    listed = _holders_html(use) if use.holders else ""
-    return keys + tag("div", scale, tag("div", svg, class_="zoomable"), class_="plot") + listed
+    yield tag("text", text(_peak_label(use)), x=percent(share), y=14, text_anchor=anchor, class_="name chosen")
+
+
+def _peak_label(use: MemoryUse) -> str:
+    return f"peak {format_bytes(use.peak)}"
 
 
 def _steps(xs: np.ndarray, heights: np.ndarray, top: float) -> list[str]:

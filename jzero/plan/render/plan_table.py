@@ -10,8 +10,9 @@ from rich.text import Text
 from jzero.base.units import format_bytes
 from jzero.plan.compiled.collectives import KINDS
 from jzero.plan.hardware.cluster import USABLE
+from jzero.plan.memory_use import PARTS
 from jzero.plan.search.planner import Plan
-from jzero.plan.search.row import PARTS, Row
+from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting
 
 _PARTS = dict(zip(PARTS, ("params", "optim", "grads", "gathered", "activ.", "rest"), strict=True))
@@ -69,11 +70,12 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in plan.rows:
         show = lambda n: _number(n / scale)
-        room = f"[{'green' if row.room >= 0 else 'red'}]{'+' if row.room >= 0 else '-'}{show(abs(row.room))}[/]"
+        colour, sign = ("green", "+") if row.headroom >= 0 else ("red", "-")
+        headroom = f"[{colour}]{sign}{show(abs(row.headroom))}[/]"
         peak = ("~" if row.estimated else "") + show(row.closed_form_peak)
         compiled = [show(row.compiled.peak) if row.compiled else ""] * was_compiled
         parts = [show(row.bytes_by_part[part]) for part in _PARTS]
-        _add(table, plan, row, [*parts, peak, *compiled, room, show(sum(row.paper.values()))])
+        _add(table, plan, row, [*parts, peak, *compiled, headroom, show(sum(row.paper.values()))])
     yield table
     yield Text(" ".join(notes), style="dim")
 
@@ -93,7 +95,7 @@ def _traffic(plan: Plan) -> Iterator[RenderableType]:
         cells = [_both(pair if several else pair[:1], scale) for pair in pairs]
         share = [f"{row.compiled.overlapped_share:.0%}" if row.compiled else ""] * was_compiled
         taken = _number(row.host_per_node / scale)
-        taken = f"[red]{taken}[/]" if row.host_room < 0 else taken
+        taken = f"[red]{taken}[/]" if row.host_headroom < 0 else taken
         host = [_both((row.to_device, row.to_host), scale), taken] * offloads
         _add(table, plan, row, [*cells, *share, *host])
     notes = ["gather, scatter, reduce: sent within the node|to other nodes."] if several else []

@@ -63,7 +63,8 @@ def report_html(plan: Plan, overrides: Sequence[str] = ()) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{tag('title', text('Plan: ' + title))}<style>{asset(__package__, 'report.css')}{colour_rules()}</style></head>"
+        f"{tag('title', text('Plan: ' + title))}"
+        f"<style>{asset(__package__, 'report.css')}{colour_rules()}</style></head>"
         f"<body><main>{''.join(content)}</main><script>{asset(__package__, 'report.js')}</script></body></html>\n"
     )
 

@@ -1,12 +1,12 @@
 """A step as a timeline: what computes, what travels between GPUs, and what comes and goes over PCIe."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from jzero.plan.compiled.owners import readable
 from jzero.plan.compiled.timeline import Lane, Span, Timeline
-from jzero.plan.render.style import SPAN_COLOURS, legend, new_figure, percent, tag, text
+from jzero.plan.render.style import SPAN_COLOURS, chart, legend, new_figure, percent, tag, text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,57 +75,31 @@ def timeline_svg(timeline: Timeline) -> str:
     Returns:
         An `<svg>`, its legend and the list.
     """
-    busy, whole = pieces(timeline), timeline.seconds
+    busy = pieces(timeline)
     lanes = _shown(busy)
-    drawn: list[str] = []
-    for i, lane in enumerate(lanes):
-        top = _TOP + i * _ROW
-        drawn.append(tag("text", text(_LANES[lane]), x=0, y=top + 10, class_="tick"))
-        drawn.append(tag("rect", x=0, y=top + 14, width="100%", height=24, class_="track"))
-        paths = []
-        for (which, colour), runs in busy.items():
-            if which == lane:
-                boxes = (_box(10_000 * start / whole, 10_000 * (end - start) / whole) for start, end in runs)
-                title = tag("title", text(_WORDS.get(colour, colour)))
-                paths.append(tag("path", title, d="".join(boxes), class_=f"fill-{colour}"))
-        drawn.append(
-            tag(
-                "svg",
-                *paths,
-                x=0,
-                y=top + 14,
-                width="100%",
-                height=24,
-                viewBox="0 0 10000 1",
-                preserveAspectRatio="none",
-            )
-        )
     height = _TOP + _ROW * len(lanes) + 18
-    for i in range(5):
-        anchor = ("start", "middle", "middle", "middle", "end")[i]
-        drawn.append(
-            tag(
-                "text",
-                text(format_seconds(whole * i / 4) if i else "0"),
-                x=percent(i / 4),
-                y=height - 4,
-                text_anchor=anchor,
-                class_="tick",
-            )
-        )
-    svg = tag(
-        "svg",
-        tag("title", text("Compute and traffic of one step over time")),
-        tag("desc", text(_summary(timeline))),
-        *drawn,
-        width="100%",
-        height=height,
-        role="img",
-        class_="chart",
-    )
+    drawn = [element for i, lane in enumerate(lanes) for element in _lane(lane, busy, _TOP + i * _ROW, timeline)]
+    for i, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        label = text(format_seconds(timeline.seconds * i / 4) if i else "0")
+        drawn.append(tag("text", label, x=percent(i / 4), y=height - 4, text_anchor=anchor, class_="tick"))
+    svg = chart("Compute and traffic of one step over time", _summary(timeline), drawn, height)
     present = [colour for colour in SPAN_COLOURS if any(key[1] == colour for key in busy)]
     keys = legend((colour, _WORDS.get(colour, colour)) for colour in present)
     return tag("p", text(_summary(timeline))) + keys + tag("div", svg, class_="zoomable") + _longest_html(timeline)
+
+
+def _lane(lane: Lane, busy: Pieces, top: int, timeline: Timeline) -> Iterator[str]:
+    """One lane: its name, its track, and on it the runs of each colour."""
+    yield tag("text", text(_LANES[lane]), x=0, y=top + 10, class_="tick")
+    place = {"x": 0, "y": top + 14, "width": "100%", "height": 24}
+    yield tag("rect", **place, class_="track")
+    whole, paths = timeline.seconds, []
+    for (which, colour), runs in busy.items():
+        if which == lane:
+            boxes = (_box(10_000 * start / whole, 10_000 * (end - start) / whole) for start, end in runs)
+            title = tag("title", text(_WORDS.get(colour, colour)))
+            paths.append(tag("path", title, d="".join(boxes), class_=f"fill-{colour}"))
+    yield tag("svg", *paths, **place, viewBox="0 0 10000 1", preserveAspectRatio="none")
 
 
 def _box(x: float, width: float) -> str:

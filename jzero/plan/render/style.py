@@ -104,6 +104,19 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".") + "%"
 
 
+def chart(title: str, summary: str, drawn: Iterable[str], height: float) -> str:
+    """A picture as wide as the page, with a title and a summary for those who cannot see it.
+
+    Args:
+        title: what it shows.
+        summary: the same in words.
+        drawn: its elements.
+        height: in pixels.
+    """
+    said = (tag("title", text(title)), tag("desc", text(summary)))
+    return tag("svg", *said, *drawn, width="100%", height=height, role="img", class_="chart")
+
+
 def legend(entries: Iterable[tuple[str, str]]) -> str:
     """A line of colours and what they stand for.
 

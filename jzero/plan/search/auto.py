@@ -6,9 +6,9 @@ stays offloaded, and `train_batch_size` stays what it is, so that the training d
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from jzero.base.types import Batch, Json, LossFn, Mask
 from jzero.config import Config, TrainingArguments
 from jzero.config.resolve.auto import STAGE
 from jzero.config.resolve.batch import NAMES
@@ -24,12 +25,13 @@ from jzero.errors import ConfigError
 from jzero.offload.host_budget import free_memory
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.hardware.figures import gpu_figures, is_known
-from jzero.plan.search.recommend import CLOSED_FORM_ERROR, cheapest, recommend
+from jzero.plan.search.recommendation import CLOSED_FORM_ERROR, Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, fallbacks, settings
 from jzero.plan.search.workload import Workload, startable
+from jzero.plan.training import Training
 from jzero.sharding.mesh import n_data_shards
-from jzero.zero.build import Trainable
+from jzero.zero.shapes import Trainable
 
 _TOTAL, _MICRO, _ACCUMULATION = NAMES
 _STAND_IN = "h100-80g"
@@ -52,15 +54,27 @@ class _Here(Cluster):
         return int(self.available / (1 + CLOSED_FORM_ERROR))
 
 
+class _Open(NamedTuple):
+    """What a configuration leaves to a plan."""
+
+    stage: bool
+    micro_batch: bool
+
+    @property
+    def names(self) -> str:
+        """The keys, for sentences."""
+        return " and ".join(f"`{name}`" for name, is_open in zip((STAGE, _MICRO), self, strict=True) if is_open)
+
+
 def resolve_auto(
     config: Config,
     *,
     mesh: Mesh | None,
-    model: Any,
-    loss_fn: Callable,
-    sample_batch: Any,
+    model: object,
+    loss_fn: LossFn,
+    sample_batch: Batch,
     optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
+    trainable: Trainable | Mask | None = None,
     training_arguments: TrainingArguments | None = None,
     hidden_size: int | None = None,
 ) -> Config:
@@ -84,17 +98,29 @@ def resolve_auto(
     Raises:
         ConfigError: nothing fits, or it cannot be known what would.
     """
-    stage_is_open = is_auto(config.zero_optimization.stage)
-    micro_is_open = _micro_is_open(config, training_arguments)
-    names = " and ".join(f"`{name}`" for name, is_open in ((STAGE, stage_is_open), (_MICRO, micro_is_open)) if is_open)
-    if not names:
+    left_open = _Open(is_auto(config.zero_optimization.stage), _micro_is_open(config, training_arguments))
+    if not any(left_open):
         return config
-    _check(config, mesh, names, micro_is_open)
-    rest = {"loss_fn": loss_fn, "sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
+    _check(config, mesh, left_open)
     start = startable(config, sample_batch)
-    run = Workload(_here(mesh, names), start, model, None, training_arguments, hidden_size, rest)
+    training = Training(model, loss_fn, start, sample_batch, optimizer, trainable, training_arguments, hidden_size)
+    found = _recommended(Workload(_here(mesh, left_open.names), training), left_open)
+    setting = found.setting
+    if setting is None:
+        reason = found.reason[0].lower() + found.reason[1:]
+        raise ConfigError(f'{left_open.names} = "auto": {" ".join((reason, *found.advice))}')
+    values: dict[str, Json] = {STAGE: setting.stage} if left_open.stage else {}
+    if left_open.micro_batch:
+        sizes = (start.train_batch_size, setting.micro_batch, setting.accumulation)
+        values |= dict(zip(NAMES, sizes, strict=True))
+    why = found.reason.removeprefix("Take ").removesuffix(".")
+    return config.replaced(values, origin="auto from the plan", note=f'{left_open.names} = "auto" became {why}')
+
+
+def _recommended(run: Workload, left_open: _Open) -> Recommendation:
+    """What to take by the closed form, of the settings that differ in what is open alone."""
     base = run.as_given()
-    stages = (0, 1, 2, 3) if stage_is_open else (base.stage,)
+    stages = (0, 1, 2, 3) if left_open.stage else (base.stage,)
     rows: dict[Setting, Row] = {}
     refused: list[ConfigError] = []
 
@@ -107,24 +133,14 @@ def resolve_auto(
 
     chosen = cheapest(
         [setting for setting in settings(base, stages) if setting.offload == base.offload],
-        lambda setting: fallbacks(setting, divisible=micro_is_open, remat=False),
+        lambda setting: fallbacks(setting, divisible=left_open.micro_batch, remat=False),
         estimate,
         None,
     )
     if not rows:
         raise refused[0]
     on = lambda setting, n_gpus: run.on(n_gpus, setting).estimate(setting, batch=True)
-    found = recommend(chosen, list(rows.values()), base=base, stages=stages, remat=False, on=on)
-    if chosen is None:
-        reason = found.reason[0].lower() + found.reason[1:]
-        raise ConfigError(f'{names} = "auto": {" ".join((reason, *found.advice))}')
-    setting = chosen.setting
-    values: dict[str, Any] = {STAGE: setting.stage} if stage_is_open else {}
-    if micro_is_open:
-        sizes = (start.train_batch_size, setting.micro_batch, setting.accumulation)
-        values |= dict(zip(NAMES, sizes, strict=True))
-    why = found.reason.removeprefix("Take ").removesuffix(".")
-    return config.replaced(values, origin="auto from the plan", note=f'{names} = "auto" became {why}')
+    return recommend(chosen, list(rows.values()), base=base, stages=stages, remat=False, on=on)
 
 
 def _micro_is_open(config: Config, arguments: TrainingArguments | None) -> bool:
@@ -141,8 +157,9 @@ def _micro_is_open(config: Config, arguments: TrainingArguments | None) -> bool:
     }
 
 
-def _check(config: Config, mesh: Mesh | None, names: str, micro_is_open: bool) -> None:
+def _check(config: Config, mesh: Mesh | None, left_open: _Open) -> None:
     """Refuses what the closed form does not know."""
+    names = left_open.names
     if mesh is not None and mesh.shape["shard"] != mesh.size:
         raise ConfigError(
             f'{names} = "auto" is for a mesh with all devices on `shard`, not {dict(mesh.shape)}; give a number.'
@@ -150,7 +167,7 @@ def _check(config: Config, mesh: Mesh | None, names: str, micro_is_open: bool) -
     if config.zero_optimization.swaps_optimizer:
         raise ConfigError(f'{names} = "auto" cannot be planned with the optimizer on NVMe; give a number.')
     total = config.train_batch_size
-    if micro_is_open and (total is None or is_auto(total)) and jax.process_count() > 1:
+    if left_open.micro_batch and (total is None or is_auto(total)) and jax.process_count() > 1:
         raise ConfigError(f'{names} = "auto" needs a `{_TOTAL}` where there are several processes; give one.')
 
 

@@ -5,23 +5,24 @@ Both are searches along one size in which a step's memory grows: what two sizes 
 
 import bisect
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 from jzero import models
+from jzero.base.types import Json
 from jzero.config import Config, TrainingArguments
+from jzero.config.config import Source
 from jzero.errors import ConfigError
 from jzero.models.scaling import scaled
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.planner import Compile
-from jzero.plan.search.recommend import cost
+from jzero.plan.search.recommendation import cost
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, settings
-from jzero.plan.search.workload import Workload, workload
+from jzero.plan.search.workload import RunOptions, Workload, workload_of
 
 PRECISION = 64
 """A search ends where the next size, or one larger by one part of so many, does not fit."""
@@ -45,9 +46,9 @@ class Largest:
 
     setting: Setting
     row: Row | None
-    model: Mapping[str, Any] | None = None
+    model: Mapping[str, Json] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """All of it, ready for JSON."""
         found = self.row.to_dict() if self.row else {**vars(self.setting), "fits": False}
         return {**found, "n_params": self.row and self.row.n_params, "model": self.model and dict(self.model)}
@@ -58,7 +59,7 @@ def max_batch(
     stages: Iterable[int] = (0, 1, 2, 3),
     compiled: Compile | None = None,
     report: Callable[[str], None] = lambda _: None,
-    **run: Any,
+    **run: Unpack[RunOptions],
 ) -> tuple[Largest, ...]:
     """The largest micro-batch that fits, for each stage and what it can offload; accumulation stays as it is.
 
@@ -67,7 +68,7 @@ def max_batch(
         compiled: which settings to confirm by compiles: "nothing", "all", or "recommended": the fastest per sample.
             The last by default, where the plugin is installed.
         report: is told what is being worked out.
-        **run: what is planned and on what cluster, as `jzero.plan.plan` takes it.
+        **run: what is planned and on what cluster, see `jzero.plan.RunOptions`.
 
     Returns:
         One entry for each setting.
@@ -89,14 +90,14 @@ def max_batch(
         >>> found[0].row.fits, found[0].setting.micro_batch > 10_000_000
         (True, False)
     """
-    what = workload(**run)
+    what = workload_of(**run)
     if what.config.elasticity and what.config.elasticity.enabled:
         raise ConfigError("`elasticity` decides the micro-batch; remove it to look for the largest.")
 
     def search(setting: Setting) -> _Search:
-        def at(size: int) -> tuple[Workload, Setting]:
+        def at(size: int) -> _Sized:
             larger = replace(setting, micro_batch=size)
-            return what.on(what.cluster.n_gpus, larger), larger
+            return _Sized(what.on(what.cluster.n_gpus, larger), larger)
 
         return _Search(setting, at, MAX_BATCH, report=report)
 
@@ -106,8 +107,8 @@ def max_batch(
 
 def largest_model(
     *,
-    model: Mapping[str, Any],
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    model: Mapping[str, Json],
+    config: Source,
     seq_len: int | None = None,
     n_gpus: int = 8,
     training_arguments: TrainingArguments | None = None,
@@ -144,30 +145,40 @@ def largest_model(
         (64, True)
     """
     smallest = models.build(scaled(model, 1))
-    given = Config.load(config)
     known = {"training_arguments": training_arguments, "hidden_size": smallest.hidden_size}
-    rows = given.resolve(world=n_gpus, **known, partly=True).train_batch_size
-    what = workload(
+    rows = Config.load(config).resolve(world=n_gpus, **known, partly=True).train_batch_size
+    what = workload_of(
         model=smallest.factory,
         loss_fn=smallest.loss_fn,
-        config=given,
+        config=config,
         sample_batch=smallest.batch(rows, seq_len or smallest.seq_len or 0),
         n_gpus=n_gpus,
         **known,
         **cluster,
     )
-
-    def search(setting: Setting) -> _Search:
-        def at(size: int) -> tuple[Workload, Setting]:
-            built = models.build(scaled(model, size))
-            return replace(what, model=built.factory, hidden_size=built.hidden_size), setting
-
-        extent = lambda size: models.build(scaled(model, size)).n_params
-        return _Search(setting, at, MAX_STEP, extent, report)
-
-    largest_first = lambda row: (-row.n_params, *cost(row))
-    found = _find([search(s) for s in settings(what.as_given(), stages)], what.cluster, compiled, largest_first)
+    searches = [_width_search(what, model, setting, report) for setting in settings(what.as_given(), stages)]
+    found = _find(searches, what.cluster, compiled, lambda row: (-row.n_params, *cost(row)))
     return tuple(Largest(s.setting, s.best, scaled(model, s.size) if s.best else None) for s in found)
+
+
+def _width_search(
+    what: Workload, model: Mapping[str, Json], setting: Setting, report: Callable[[str], None]
+) -> "_Search":
+    """The search for the largest model of a family in one setting."""
+
+    def at(size: int) -> _Sized:
+        built = models.build(scaled(model, size))
+        training = replace(what.training, model=built.factory, hidden_size=built.hidden_size)
+        return _Sized(replace(what, training=training), setting)
+
+    return _Search(setting, at, MAX_STEP, lambda size: models.build(scaled(model, size)).n_params, report)
+
+
+class _Sized(NamedTuple):
+    """A run of some size, and the setting to ask it for."""
+
+    run: Workload
+    setting: Setting
 
 
 @dataclass
@@ -185,7 +196,7 @@ class _Search:
     """
 
     setting: Setting
-    at: Callable[[int], tuple[Workload, Setting]]
+    at: Callable[[int], _Sized]
     high: int
     extent: Callable[[int], float] = float
     report: Callable[[str], None] = lambda _: None

@@ -1,21 +1,17 @@
 """The plan of a run on a cluster: every stage and what it can offload, side by side, and which of them to take."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal, Unpack
 
-import optax
-
-from jzero.config import Config, TrainingArguments
+from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import USABLE, Cluster
-from jzero.plan.search.recommend import Recommendation, cheapest, recommend
+from jzero.plan.search.recommendation import Recommendation, cheapest, recommend
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, changes, fallbacks, settings
-from jzero.plan.search.workload import Workload, startable
-from jzero.zero.build import Trainable
+from jzero.plan.search.workload import RunOptions, Workload, workload_of
 
 Compile = Literal["nothing", "recommended", "all"]
 
@@ -42,12 +38,12 @@ class Plan:
     recommendation: Recommendation
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, Json]:
         """The keys of the DeepSpeed configuration that the recommended setting sets, by dotted path."""
         chosen = self.recommendation.setting
         return {} if chosen is None else changes(chosen, self.base)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """All of it, ready for JSON. Sizes in bytes, times in seconds; those of rows are one GPU's in one step."""
         chosen = self.recommendation.setting
         return {
@@ -71,26 +67,73 @@ class Plan:
         }
 
 
+@dataclass
+class _Planner:
+    """The rows of a plan as they are worked out, each once.
+
+    Attributes:
+        run: what is planned.
+        base: the run as given.
+        compiles: whether what is recommended is confirmed by a compiler.
+        report: is told what is being worked out.
+    """
+
+    run: Workload
+    base: Setting
+    compiles: bool
+    report: Callable[[str], None]
+    rows: dict[Setting, Row] = field(default_factory=dict)
+    refused: dict[Setting, str] = field(default_factory=dict)
+
+    def estimate(self, setting: Setting) -> Row | None:
+        """The closed form's row; None for a setting that is refused."""
+        if setting not in self.rows and setting not in self.refused:
+            self.report(f"{setting}, closed form")
+            try:
+                self.rows[setting] = self.run.estimate(setting, batch=self._has_another_batch(setting))
+            except ConfigError as error:
+                self.refused[setting] = str(error)
+        return self.rows.get(setting)
+
+    def confirm(self, row: Row) -> Row:
+        """The same row with the compiled program's figures."""
+        if not self.compiles or row.compiled:
+            return row
+        setting, cluster = row.setting, self.run.cluster
+        self.report(f"{setting}, compiling for {cluster.n_gpus} {cluster.gpu}")
+        self.rows[setting] = self.run.compile(row, batch=self._has_another_batch(setting))
+        return self.rows[setting]
+
+    def on(self, setting: Setting, n_gpus: int) -> Row | None:
+        """The closed form's row on another number of GPUs; None for a setting that is refused there."""
+        self.report(f"{setting} on {n_gpus} GPUs, closed form")
+        try:
+            return self.run.on(n_gpus, setting).estimate(setting, batch=True)
+        except ConfigError:
+            return None
+
+    def cheapest(self, table: Sequence[Setting]) -> Row | None:
+        """The cheapest row that fits, of some settings and their fallbacks."""
+        elasticity = self.run.config.elasticity
+        divisible = not (elasticity and elasticity.enabled)  # which decides the batch sizes
+        return cheapest(
+            table,
+            lambda setting: fallbacks(setting, divisible=divisible, remat=self.run.can_rematerialise),
+            self.estimate,
+            self.confirm if self.compiles else None,
+        )
+
+    def _has_another_batch(self, setting: Setting) -> bool:
+        return setting.micro_batch != self.base.micro_batch
+
+
 def plan(
     *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
-    gpu: str = "h100-80g",
-    n_gpus: int = 8,
-    gpus_per_node: int = 8,
-    network: str = "",
-    host_memory: int | None = None,
     stages: Sequence[int] = (0, 1, 2, 3),
     compiled: Compile | None = None,
-    rematerialised: Any | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
-    training_arguments: TrainingArguments | None = None,
-    hidden_size: int | None = None,
     memory_use: bool = False,
     report: Callable[[str], None] = lambda _: None,
+    **run: Unpack[RunOptions],
 ) -> Plan:
     """Plans a run: what each stage would hold and send, with and without offloading, and which of them to take.
 
@@ -98,26 +141,13 @@ def plan(
     where JAX's CUDA plugin is installed; no GPU is needed.
 
     Args:
-        model: see `jzero.initialize`.
-        loss_fn: see `jzero.initialize`.
-        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. The plan sets its stage, offloading
-            and batch sizes; everything else stays.
-        sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
-        gpu: a name from `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`.
-        n_gpus: the number of GPUs.
-        gpus_per_node: how many of them share a host.
-        network: what joins the nodes, such as "100gb-roce", see `jzero.plan.Cluster`.
-        host_memory: bytes of each node that offloading may take; without it, host memory is shown and limits nothing.
         stages: which stages to look at.
         compiled: which settings to compile: "nothing", "recommended" or "all"; "recommended" by default, where the
             plugin is installed and XLA can compile for the GPU.
-        rematerialised: the same model with rematerialised blocks, if there is one, to be tried too.
-        optimizer: see `jzero.initialize`.
-        trainable: see `jzero.initialize`.
-        training_arguments: what `"auto"` is filled from.
-        hidden_size: the model's width, for `"auto"` sizes; read off the parameters when not given.
         memory_use: whether what is compiled also tells how much memory it takes when, which `jzero.plan.render` draw.
         report: is told what is being worked out.
+        **run: `model`, `loss_fn`, `config`, `sample_batch`, `n_gpus` and more: what is planned and on what cluster, see
+            `jzero.plan.RunOptions`.
 
     Returns:
         The plan.
@@ -138,57 +168,26 @@ def plan(
         >>> found.recommendation.setting.stage, found.rows[1].bytes_by_part["parameters"]
         (0, 131072)
     """
-    cluster = Cluster(gpu, n_gpus, gpus_per_node, network, host_memory)
     if not stages or set(stages) - {0, 1, 2, 3}:
         raise ConfigError(f"stages {', '.join(map(str, stages)) or '(none)'}: give one or more of 0, 1, 2 and 3.")
-    given = startable(Config.load(config), sample_batch)
-    rest = {"loss_fn": loss_fn, "sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    run = Workload(cluster, given, model, rematerialised, training_arguments, hidden_size, rest, memory_use)
-    base = run.as_given()
-    compiled = compiled or ("recommended" if can_compile_for(gpu) else "nothing")
-    rows: dict[Setting, Row] = {}
-    refused: dict[Setting, str] = {}
-    compiling = f"compiling for {n_gpus} {gpu}"
+    what = workload_of(memory_use=memory_use, **run)
+    compiled = compiled or ("recommended" if can_compile_for(what.cluster.gpu) else "nothing")
+    planner = _Planner(what, what.as_given(), compiled != "nothing", report)
+    return _planned(planner, stages, compile_all=compiled == "all")
 
-    def estimate(setting: Setting) -> Row | None:
-        if setting not in rows and setting not in refused:
-            report(f"{setting}, closed form")
-            try:
-                rows[setting] = run.estimate(setting, batch=setting.micro_batch != base.micro_batch)
-            except ConfigError as error:
-                refused[setting] = str(error)
-        return rows.get(setting)
 
-    def confirm(row: Row) -> Row:
-        if compiled == "nothing" or row.compiled:
-            return row
-        report(f"{row.setting}, {compiling}")
-        rows[row.setting] = run.compile(row, batch=row.setting.micro_batch != base.micro_batch)
-        return rows[row.setting]
-
+def _planned(planner: _Planner, stages: Sequence[int], *, compile_all: bool) -> Plan:
+    """Works out every setting of some stages, and what is cheapest of them."""
+    rows, base = planner.rows, planner.base
     table = list(settings(base, stages))
     for setting in table:
-        row = estimate(setting)
-        if row is not None and compiled == "all":
-            confirm(row)
+        row = planner.estimate(setting)
+        if row is not None and compile_all:
+            planner.confirm(row)
     if not rows:
-        raise ConfigError(f"no stage can be planned: {next(iter(refused.values()))}")
-    divisible = not (given.elasticity and given.elasticity.enabled)  # which decides the batch sizes
-    remat = rematerialised is not None
-    chosen = cheapest(
-        table,
-        lambda setting: fallbacks(setting, divisible=divisible, remat=remat),
-        estimate,
-        None if compiled == "nothing" else confirm,
-    )
-
-    def on(setting: Setting, n_gpus: int) -> Row | None:
-        report(f"{setting} on {n_gpus} GPUs, closed form")
-        try:
-            return run.on(n_gpus, setting).estimate(setting, batch=True)
-        except ConfigError:
-            return None
-
-    found = recommend(chosen, list(rows.values()), base=base, stages=stages, remat=remat, on=on)
+        raise ConfigError(f"no stage can be planned: {next(iter(planner.refused.values()))}")
+    chosen = planner.cheapest(table)
+    remat = planner.run.can_rematerialise
+    found = recommend(chosen, list(rows.values()), base=base, stages=stages, remat=remat, on=planner.on)
     shown = [row for setting, row in rows.items() if setting in table or row is chosen]
-    return Plan(cluster, shown[0].n_params, base, tuple(shown), refused, found)
+    return Plan(planner.run.cluster, shown[0].n_params, base, tuple(shown), planner.refused, found)

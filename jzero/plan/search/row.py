@@ -3,18 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 
+from jzero.base.types import Json
 from jzero.base.units import format_bytes
 from jzero.explain.layouts import Layouts, parameter_layouts
-from jzero.plan.compiled.memory_use import MemoryUse
-from jzero.plan.compiled.owners import PARTS
+from jzero.plan.compiled.collectives import link_traffic
 from jzero.plan.compiled.program import Program
-from jzero.plan.estimate.closed_form import ClosedForm, closed_form
-from jzero.plan.estimate.step_time import StepTime, closed_form_time
-from jzero.plan.hardware.cluster import Cluster, LinkTraffic, compiled_wire
+from jzero.plan.estimate.step import ClosedForm, closed_form
+from jzero.plan.estimate.step_time import closed_form_time
+from jzero.plan.hardware.cluster import Cluster
+from jzero.plan.hardware.links import LinkTraffic
+from jzero.plan.hardware.pace import StepTime
+from jzero.plan.memory_use import PARTS, MemoryUse
 from jzero.plan.search.setting import Setting
 from jzero.sharding.host_memory import PINNED_HOST
 from jzero.sharding.trees import is_placement
@@ -104,14 +106,14 @@ class Row:
         return program.memory_use if program and program.memory_use else self.closed_form_memory_use
 
     @property
-    def room(self) -> int:
+    def headroom(self) -> int:
         """Usable bytes that the peak leaves; negative where it does not fit."""
         return self.cluster.usable - self.peak
 
     @property
     def fits(self) -> bool:
         """Whether the peak is within the usable memory, and what is offloaded within the host's, as far as known."""
-        return self.room >= 0 and self.host_room >= 0
+        return self.headroom >= 0 and self.host_headroom >= 0
 
     @property
     def host_per_node(self) -> int:
@@ -119,19 +121,19 @@ class Row:
         return (self.compiled.host if self.compiled else self.host) * self.cluster.gpus_per_node
 
     @property
-    def host_room(self) -> float:
+    def host_headroom(self) -> float:
         """Bytes of a node's host memory that are left; infinite where it is not known how much there is."""
         limit = self.cluster.host_memory
         return math.inf if limit is None else limit - self.host_per_node
 
     @property
-    def lacks(self) -> str:
+    def shortfall(self) -> str:
         """By how much it does not fit."""
-        if self.room < 0:
-            return format_bytes(-self.room)
-        return f"{format_bytes(-self.host_room)} of host memory per node"
+        if self.headroom < 0:
+            return format_bytes(-self.headroom)
+        return f"{format_bytes(-self.host_headroom)} of host memory per node"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """All of it, ready for JSON."""
         compiled = self.compiled and {
             "peak": self.compiled.peak,
@@ -147,7 +149,7 @@ class Row:
             "bytes": dict(self.bytes_by_part),
             "closed_form_peak": self.closed_form_peak,
             "peak": self.peak,
-            "room": self.room,
+            "room": self.headroom,
             "fits": self.fits,
             "host_per_node": self.host_per_node,
             "pcie": {"to_device": self.to_device, "to_host": self.to_host},
@@ -165,7 +167,7 @@ def closed_form_row(setting: Setting, cluster: Cluster, functional: Functional) 
     Args:
         setting: which one.
         cluster: the GPUs.
-        functional: the step with that setting, from `jzero.plan.estimate.closed_form.abstract_functional`.
+        functional: the step with that setting, from `jzero.plan.estimate.step.abstract_functional`.
     """
     found, spec = closed_form(functional), functional.spec
     parts = {name: getattr(found, name) for name in PARTS}
@@ -220,7 +222,7 @@ def compiled_part(program: Program, cluster: Cluster) -> Compiled:
     return Compiled(
         memory.peak,
         memory.host_argument + memory.host_temp,
-        compiled_wire(program.collectives),
+        link_traffic(program.collectives),
         program.overlapped_share(),
         program.step_time(cluster.figures),
         program,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from jzero.config import Config
 
@@ -73,7 +73,7 @@ def fallbacks(setting: Setting, *, divisible: bool, remat: bool) -> Iterator[Set
         yield replace(setting, remat=True)
 
 
-def changes(setting: Setting, base: Setting) -> dict[str, Any]:
+def changes(setting: Setting, base: Setting) -> dict[str, int | str]:
     """The keys of the DeepSpeed configuration that make one setting another, by dotted path.
 
     Args:
@@ -88,7 +88,7 @@ def changes(setting: Setting, base: Setting) -> dict[str, Any]:
     return {path: value for path, value in wanted.items() if value != given[path]}
 
 
-def _keys(setting: Setting) -> dict[str, Any]:
+def _keys(setting: Setting) -> dict[str, int | str]:
     device = {True: "cpu", False: "none"}
     return {
         "zero_optimization.stage": setting.stage,

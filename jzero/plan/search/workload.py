@@ -1,26 +1,67 @@
 """What a plan is for: a run on a cluster, which it works out and compiles under any setting and batch size."""
 
-import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jzero.base.types import Batch, LossFn, Mask
 from jzero.config import Config, TrainingArguments
+from jzero.config.config import Source
 from jzero.config.resolve.auto import STAGE
 from jzero.config.resolve.batch import NAMES
 from jzero.config.schema.scalars import is_auto
 from jzero.errors import JzeroError
-from jzero.plan.compiled.compile import compile_step
-from jzero.plan.estimate.closed_form import abstract_functional
+from jzero.plan.compiled.compile import compile_training
+from jzero.plan.estimate.step import abstract_functional
 from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
 from jzero.plan.search.setting import Setting, with_setting
-from jzero.zero.build import Trainable, adapted, model_width
+from jzero.plan.training import Training
+from jzero.zero.shapes import Trainable
+
+_CLUSTER = {"gpu": "h100-80g", "n_gpus": 8, "gpus_per_node": 8, "network": "", "host_memory": None}
+
+
+class RunOptions(TypedDict):
+    """A run on a cluster, by keyword: what `jzero.plan.plan` and `jzero.plan.max_batch` take.
+
+    Attributes:
+        model: see `jzero.initialize`.
+        loss_fn: see `jzero.initialize`.
+        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. A plan sets its stage, offloading and
+            batch sizes; everything else stays.
+        sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
+        gpu: a name from `jzero.plan.GPUS`, or the path of a file like theirs, see `jzero.plan.gpu_figures`; "h100-80g"
+            by default.
+        n_gpus: the number of GPUs; 8 by default.
+        gpus_per_node: how many of them share a host; 8 by default.
+        network: what joins the nodes, such as "100gb-roce", see `jzero.plan.Cluster`.
+        host_memory: bytes of each node that offloading may take; without it, host memory is shown and limits nothing.
+        rematerialised: the same model with rematerialised blocks, if there is one, to be tried too.
+        optimizer: see `jzero.initialize`.
+        trainable: see `jzero.initialize`.
+        training_arguments: what `"auto"` is filled from.
+        hidden_size: the model's width, for `"auto"` sizes; read off the parameters when not given.
+    """
+
+    model: object
+    loss_fn: LossFn
+    config: Source
+    sample_batch: Batch
+    gpu: NotRequired[str]
+    n_gpus: NotRequired[int]
+    gpus_per_node: NotRequired[int]
+    network: NotRequired[str]
+    host_memory: NotRequired[int | None]
+    rematerialised: NotRequired[object | None]
+    optimizer: NotRequired[optax.GradientTransformation | None]
+    trainable: NotRequired[Trainable | Mask | None]
+    training_arguments: NotRequired[TrainingArguments | None]
+    hidden_size: NotRequired[int | None]
 
 
 @dataclass(frozen=True)
@@ -29,33 +70,32 @@ class Workload:
 
     Attributes:
         cluster: the GPUs.
-        config: as given, but for its stage, which is a number; may hold `"auto"`.
-        model: see `jzero.initialize`; adapted when the workload is made, so that all settings share one trace of it.
-        rematerialised: the same model with rematerialised blocks, likewise; None if there is none.
-        arguments: what `"auto"` is filled from.
-        hidden_size: the model's width; read off the parameters if None.
-        rest: `loss_fn`, `sample_batch`, `optimizer` and `trainable`, as `jzero.initialize` takes them.
+        training: what is trained; its configuration's stage is a number. Its models are adapted when the workload is
+            made, so that all settings share one trace of each.
         memory_use: whether compiled programs tell how much memory they take when.
     """
 
     cluster: Cluster
-    config: Config
-    model: Any
-    rematerialised: Any | None
-    arguments: TrainingArguments | None
-    hidden_size: int | None
-    rest: Mapping[str, Any]
+    training: Training
     memory_use: bool = False
 
     @collection_put_off()
     def __post_init__(self) -> None:
-        adapt = lambda model: None if model is None else adapted(model, self.rest["loss_fn"], self.config)
-        object.__setattr__(self, "model", adapt(self.model))
-        object.__setattr__(self, "rematerialised", adapt(self.rematerialised))
+        object.__setattr__(self, "training", self.training.adapted())
+
+    @property
+    def config(self) -> Config:
+        """As given, but for its stage; may hold `"auto"`."""
+        return self.training.config
+
+    @property
+    def can_rematerialise(self) -> bool:
+        """Whether there is a model with rematerialised blocks to try."""
+        return self.training.rematerialised is not None
 
     def as_given(self) -> Setting:
         """What the configuration says."""
-        resolved = self._resolved(self.config, self.arguments)
+        resolved = self.training.resolved(self.cluster.n_gpus)
         zero = resolved.zero_optimization
         offload = "nothing" if not zero.offloads_optimizer else "optimizer"
         return Setting(
@@ -68,7 +108,7 @@ class Workload:
     @collection_put_off()
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
-        functional = abstract_functional(n_gpus=self.cluster.n_gpus, **self._with(setting, batch))
+        functional = abstract_functional(self._with(setting, batch), self.cluster.n_gpus)
         return closed_form_row(setting, self.cluster, functional)
 
     def compile(self, row: Row, *, batch: bool) -> Row:
@@ -78,10 +118,9 @@ class Workload:
             JzeroError: the compiler fails.
         """
         cluster = self.cluster
-        sizes = {"n_gpus": cluster.n_gpus, "gpus_per_node": cluster.gpus_per_node}
         what = self._with(row.setting, batch)
         try:
-            program = compile_step(gpu=cluster.gpu, **sizes, memory_use=self.memory_use, **what)
+            program = compile_training(training=what, cluster=cluster, memory_use=self.memory_use)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0][:200]
             raise JzeroError(
@@ -100,52 +139,38 @@ class Workload:
         rows = setting.micro_batch * setting.accumulation * n_gpus
         resized = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
         config = self.config.replaced({NAMES[0]: rows})
-        sample = jax.tree.map(resized, self.rest["sample_batch"])
-        cluster = replace(self.cluster, n_gpus=n_gpus)
-        return replace(self, cluster=cluster, config=config, rest={**self.rest, "sample_batch": sample})
+        sample = jax.tree.map(resized, self.training.sample_batch)
+        training = replace(self.training, config=config, sample_batch=sample)
+        return replace(self, cluster=replace(self.cluster, n_gpus=n_gpus), training=training)
 
-    def _with(self, setting: Setting, batch: bool) -> dict[str, Any]:
-        arguments = self.arguments
+    def _with(self, setting: Setting, batch: bool) -> Training:
+        """What is trained under a setting, with a configuration that is resolved."""
+        training, arguments = self.training, self.training.training_arguments
         if batch and arguments is not None:  # which must agree with the configuration
             sizes = {"per_device_train_batch_size": setting.micro_batch}
             sizes["gradient_accumulation_steps"] = setting.accumulation
             arguments = arguments.model_copy(update=sizes)
-        config = self._resolved(with_setting(self.config, setting, batch=batch), arguments)
-        return {"config": config, "model": self.rematerialised if setting.remat else self.model, **self.rest}
-
-    def _resolved(self, config: Config, arguments: TrainingArguments | None) -> Config:
-        # A schedule may need the number of steps, which nobody knows here, and takes no memory.
-        width = self.hidden_size or (lambda: model_width(self.model, self.rest["sample_batch"]))
-        return config.model_copy(update={"scheduler": None}).resolve(
-            world=self.cluster.n_gpus, training_arguments=arguments, hidden_size=width
+        changed = replace(
+            training, config=with_setting(self.config, setting, batch=batch), training_arguments=arguments
         )
+        model = training.rematerialised if setting.remat else training.model
+        return replace(changed, config=changed.resolved(self.cluster.n_gpus), model=model)
 
 
-def workload(
-    *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
-    gpu: str = "h100-80g",
-    n_gpus: int = 8,
-    gpus_per_node: int = 8,
-    network: str = "",
-    host_memory: int | None = None,
-    rematerialised: Any | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
-    training_arguments: TrainingArguments | None = None,
-    hidden_size: int | None = None,
-) -> Workload:
-    """A run on a cluster, from what `jzero.plan.plan` takes."""
-    rest = {"loss_fn": loss_fn, "sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    cluster = Cluster(gpu, n_gpus, gpus_per_node, network, host_memory)
-    given = startable(Config.load(config), sample_batch)
-    return Workload(cluster, given, model, rematerialised, training_arguments, hidden_size, rest)
+def workload_of(*, memory_use: bool = False, **run: Unpack[RunOptions]) -> Workload:
+    """A run on a cluster, from what `jzero.plan.plan` takes.
+
+    Args:
+        memory_use: whether compiled programs tell how much memory they take when.
+        **run: what is planned and on what cluster, see `RunOptions`.
+    """
+    options: dict[str, Any] = dict(run)
+    cluster = Cluster(**{name: options.pop(name, value) for name, value in _CLUSTER.items()})
+    given = startable(Config.load(options.pop("config")), run["sample_batch"])
+    return Workload(cluster, Training(config=given, **options), memory_use)
 
 
-def startable(config: Config, sample_batch: Any) -> Config:
+def startable(config: Config, sample_batch: Batch) -> Config:
     """A configuration whose stage and batch are open, with values to start a search from.
 
     A stage of `"auto"` becomes 3, where all can be offloaded. An open `train_micro_batch_size_per_gpu` needs a
@@ -155,7 +180,7 @@ def startable(config: Config, sample_batch: Any) -> Config:
         config: as loaded.
         sample_batch: a pytree whose leaves have leading dimension `train_batch_size`.
     """
-    values: dict[str, Any] = {STAGE: 3} if is_auto(config.zero_optimization.stage) else {}
+    values: dict[str, int] = {STAGE: 3} if is_auto(config.zero_optimization.stage) else {}
     total, micro = (getattr(config, name) for name in NAMES[:2])
     leaves = jax.tree.leaves(sample_batch)
     if is_auto(micro) and (total is None or is_auto(total)) and leaves and jnp.ndim(leaves[0]):

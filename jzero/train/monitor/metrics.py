@@ -1,7 +1,7 @@
 """Writers of metrics: each is fed with a step and a dict of floats.
 
-A writer that is given to `jzero.train.trainer` sees training metrics, and validation metrics under names that begin with
-`validation_`. Only the first process makes writers.
+A writer that is given to `jzero.train.trainer` sees training metrics, and validation metrics under names that begin
+with `validation_`. Only the first process makes writers.
 """
 
 import json

@@ -6,7 +6,7 @@ import pytest
 import jzero
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.models import build
-from jzero.zero.build import adapted, model_width
+from jzero.zero.shapes import adapted, model_width
 from tests import helpers
 
 

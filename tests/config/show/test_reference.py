@@ -55,11 +55,11 @@ RECIPES = re.findall(r"```(json|yaml)\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.parametrize(("kind", "recipe"), RECIPES, ids=[f"{i}-{kind}" for i, (kind, _) in enumerate(RECIPES)])
-def test_a_recipe_loads_resolves_and_needs_no_notes(kind, spec, tmp_path):
+def test_a_recipe_loads_resolves_and_needs_no_notes(kind, recipe, tmp_path):
     file = tmp_path / f"config.{kind}"
-    file.write_text(spec)
+    file.write_text(recipe)
     config = Config.load(file)
-    auto = '"auto"' in spec or kind == "yaml"
+    auto = '"auto"' in recipe or kind == "yaml"
     arguments = TrainingArguments(max_steps=100, learning_rate=3e-4, bf16=True) if auto else None
     resolved = config.resolve(world=8, training_arguments=arguments)
     assert resolved.notes == []

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jzero.gather import Limits, gather_at_use, scanned_dims
-from jzero.jaxpr import compat
+from jzero.jaxpr import trace
 from jzero.sharding.collectives import GradReduceConfig, gather_leaf
 from jzero.sharding.mesh import DATA_AXES, make_mesh, shard_over_data
 from jzero.sharding.placement import place_all
@@ -192,7 +192,7 @@ def on_eight_devices(
     out_specs = (P(), only(specs, mask), P(DATA_AXES))
     sharded, stored = shard_over_data(local, mesh, (specs, P(DATA_AXES)), out_specs), pad(params, placements)
     value, grads, more = jax.jit(sharded, compiler_options=QUICKLY)(stored, x)
-    return value, unpad(grads, only(placements, mask)), more, lambda: compat.trace(sharded, stored, x)[0]
+    return value, unpad(grads, only(placements, mask)), more, lambda: trace(sharded, stored, x)[0]
 
 
 def on_one_device(fn, params, x, trained=lambda name: True):
@@ -355,7 +355,7 @@ def test_accumulation_in_a_loop_around_the_gradient(limits):
     expected = jax.grad(lambda p: sum(fn(p, rows) for rows in x.reshape(2 * N, ROWS // N, D)))(params)
     grads = program(pad(params, placements), x)
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected)
-    gathers, scatters = counted(compat.trace(program, pad(params, placements), x)[0])
+    gathers, scatters = counted(trace(program, pad(params, placements), x)[0])
     assert scatters == 2 * 6
     assert gathers == 2 * 2 or limits != "everything"
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jzero.jaxpr import compat
+from jzero.jaxpr import inner_jaxprs, scan_arity, subprogram
 from jzero.sharding.collectives import GradReduceConfig
 from tests.gather.schedule.test_limits import on_eight_devices, on_one_device
 from tests.gather.test_gather import ROWS, D, N, collectives, normal
@@ -111,8 +111,8 @@ def test_no_iteration_reads_what_it_gathers_or_keeps_it(traced):
     found = [loop for loop in scans(traced) if collectives(loop.params["jaxpr"], "all_gather")]
     assert len(found) == 2
     for loop in found:
-        n_carry = compat.scan_arity(loop)[1]
-        body = compat.subprogram(loop.params["jaxpr"]).jaxpr
+        n_carry = scan_arity(loop)[1]
+        body = subprogram(loop.params["jaxpr"]).jaxpr
         gathered = {v for eqn in body.eqns if eqn.primitive.name == "all_gather" for v in eqn.outvars}
         waits = [eqn for eqn in body.eqns if eqn.primitive.name == "optimization_barrier"]
         for eqn in waits:
@@ -125,10 +125,10 @@ def test_no_iteration_reads_what_it_gathers_or_keeps_it(traced):
 
 def scans(program):
     """Every `scan` of a jaxpr."""
-    for eqn in compat.subprogram(program).jaxpr.eqns:
+    for eqn in subprogram(program).jaxpr.eqns:
         if eqn.primitive.name == "scan":
             yield eqn
-        for inner in compat.inner_jaxprs(eqn):
+        for inner in inner_jaxprs(eqn):
             yield from scans(inner)
 
 

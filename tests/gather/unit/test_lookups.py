@@ -7,7 +7,7 @@ import pytest
 from jax.extend.core import Literal, primitives
 
 from jzero.gather.unit.products import apply_primitive
-from jzero.jaxpr import compat
+from jzero.jaxpr import subprogram, trace
 
 ROWS = np.array([[3, 0, 3], [6, 6, 1]])
 FAR = np.array([[3, -1, 9], [7, -8, 1]])
@@ -38,14 +38,14 @@ def flattened(fn):
     """Every equation of `fn` by `apply_primitive`, calls that only give a name opened."""
 
     def run(w):
-        return _run(*compat.trace(fn, w)[0], [w])[0]
+        return _run(*trace(fn, w)[0], [w])[0]
 
     def _run(jaxpr, consts, values):
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
         for eqn in jaxpr.eqns:
             operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             if eqn.primitive is primitives.jit_p:
-                outs = _run(*compat.subprogram(eqn.params["jaxpr"]), operands)
+                outs = _run(*subprogram(eqn.params["jaxpr"]), operands)
             else:
                 outs = apply_primitive(eqn, operands)
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -58,7 +58,7 @@ def flattened(fn):
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_value_and_gradient_are_those_of_jax(name, dtype):
     fn, w = LOOKUPS[name], table(dtype)
-    assert " gather[" in str(compat.trace(fn, w)[0].jaxpr)
+    assert " gather[" in str(trace(fn, w)[0].jaxpr)
     wanted, pull_wanted = jax.vjp(fn, w)
     value, pull = jax.vjp(flattened(fn), w)
     cotangent = jax.random.normal(jax.random.key(1), value.shape).astype(dtype)

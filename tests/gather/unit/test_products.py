@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jzero.gather.unit.products import apply_primitive
-from jzero.jaxpr import compat
+from jzero.jaxpr import subprogram, trace
 
 EINSUMS = {
     "dense": ("td,df->tf", (5, 4), (4, 3)),
@@ -26,11 +26,11 @@ def through_products(fn):
     """Applies every equation of `fn` by `apply_primitive`."""
 
     def run(*args):
-        program, shape = compat.trace(fn, *args)
+        program, shape = trace(fn, *args)
         env = dict(zip(program.jaxpr.invars, args, strict=True))
         for eqn in program.jaxpr.eqns:
             if "jaxpr" in eqn.params:  # einsum's own jit: one level of nesting
-                inner = compat.subprogram(eqn.params["jaxpr"]).jaxpr
+                inner = subprogram(eqn.params["jaxpr"]).jaxpr
                 env.update(zip(inner.invars, [env[v] for v in eqn.invars], strict=True))
                 for e in inner.eqns:
                     env.update(zip(e.outvars, apply_primitive(e, [env[v] for v in e.invars]), strict=True))

@@ -1,6 +1,7 @@
-"""A run that is killed in its third step, and taken up by the next: `python nvme_worker.py FOLDER COMPILED POINT...`.
+"""A run that is killed in its third step, and taken up by the next.
 
-For each point a process of its own, one after the other, goes on from the last step that was taken.
+`python -m tests.offload.nvme.worker FOLDER COMPILED POINT...`: for each point a process of its own, one after the
+other, goes on from the last step that was taken.
 """
 
 import os

@@ -3,8 +3,9 @@
 import pytest
 
 from jzero.plan.compiled.hlo import parse_module
-from jzero.plan.compiled.kernels import Kernel, KernelReader
+from jzero.plan.compiled.kernels import KernelReader
 from jzero.plan.hardware.figures import gpu_figures
+from jzero.plan.hardware.kernel import Kernel
 
 MODULE = """\
 HloModule m, is_scheduled=true

@@ -6,7 +6,8 @@ import pytest
 from jzero.errors import JzeroError
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
-from jzero.plan.compiled.owners import PARTS, readable
+from jzero.plan.compiled.owners import readable
+from jzero.plan.memory_use import PARTS
 from tests.plan.conftest import LAYER, LAYERS, ROWS, D
 
 

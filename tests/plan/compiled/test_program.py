@@ -17,6 +17,7 @@ from jzero.plan.compiled.program import KINDS, read_program
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
 from jzero.plan.hardware.figures import gpu_figures
 from jzero.sharding.mesh import make_mesh
+from tests import jax_versions
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("shard")
 N = 8
@@ -80,14 +81,11 @@ def test_nested_scans_multiply(mesh, option):
         x, _ = lax.scan(lambda x, _: (lax.scan(layer, x, weights)[0], None), x, None, length=3)
         return lax.psum_scatter(x.astype(jnp.float32), "shard", tiled=True)
 
-    pipelined = {"xla_gpu_enable_pipelined_all_gather": True}
-    if jax.__version_info__ >= (0, 11):
-        pipelined = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
     arguments = [
         ((5, 512, 512), jnp.bfloat16, PartitionSpec(None, "shard")),
         ((512, 512), jnp.bfloat16, REPLICATED),
     ]
-    options = COMPILE_ONLY_OPTIONS | (pipelined if option else {})
+    options = COMPILE_ONLY_OPTIONS | (jax_versions.PIPELINED_GATHERS if option else {})
     program = compile_per_device(f, mesh, arguments, SHARDED, options)
     gathers = program.select(kind="all-gather")
     # Pipelining peels the first gather of each inner loop off into the outer one.

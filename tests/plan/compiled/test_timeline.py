@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jzero.plan.compiled.collectives import read_collectives
-from jzero.plan.compiled.timeline import Timeline, timeline
+from jzero.plan.compiled.timeline import Timeline, simulate
 from tests.plan.toy import OVER_8, TOY, done, gather, loop, product, program
 
 
 def simulated(lines, body=()) -> Timeline:
     module = program(lines, body)
-    return timeline(module, read_collectives(module), TOY)
+    return simulate(module, read_collectives(module), TOY)
 
 
 def drawn(line: Timeline) -> list[tuple[str, float, float]]:

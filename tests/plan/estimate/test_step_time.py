@@ -7,14 +7,18 @@ import jax.numpy as jnp
 import pytest
 
 from jzero import models
+from jzero.config import Config
 from jzero.plan import Cluster, Setting, gpu_figures
 from jzero.plan.compiled.collectives import read_collectives
-from jzero.plan.compiled.kernels import Kernel
-from jzero.plan.compiled.timeline import timeline
-from jzero.plan.estimate.closed_form import abstract_functional, closed_form
-from jzero.plan.estimate.step_time import FAST, MIDDLE, SLOW, closed_form_time, compiled_time
+from jzero.plan.compiled.step_time import compiled_time
+from jzero.plan.compiled.timeline import simulate
+from jzero.plan.estimate.step import abstract_functional, closed_form
+from jzero.plan.estimate.step_time import closed_form_time
 from jzero.plan.estimate.traced import Block, Message, Work
+from jzero.plan.hardware.kernel import Kernel
+from jzero.plan.hardware.pace import FAST, MIDDLE, SLOW
 from jzero.plan.search.row import closed_form_row
+from jzero.plan.training import Training
 from tests.plan.toy import TOY, done, gather, product, program
 
 
@@ -29,7 +33,7 @@ def functional(*, stage, n_gpus, micro_batch, accumulation=1, seq_len=2048, **si
     }
     rows = micro_batch * accumulation * n_gpus
     batch = {"tokens": jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)}
-    return abstract_functional(model.factory, model.loss_fn, config, batch, n_gpus)
+    return abstract_functional(Training(model.factory, model.loss_fn, Config.load(config), batch), n_gpus)
 
 
 def step_time(found, gpu, n_gpus, network=""):
@@ -122,7 +126,7 @@ def test_a_compiled_program_takes_what_its_schedule_says():
     module = program([gather("a"), product("p"), done("a"), product("r")])
     collectives = read_collectives(module)
     found = compiled_time(module, collectives, TOY)
-    assert found.low == pytest.approx(timeline(module, collectives, TOY.at(FAST)).seconds)
+    assert found.low == pytest.approx(simulate(module, collectives, TOY.at(FAST)).seconds)
     assert found.low == pytest.approx(2 / FAST.wire + 1 / FAST.products)
     assert found.high == pytest.approx(2 / SLOW.wire + 1 / SLOW.products)
     assert found.middle == pytest.approx(2 / MIDDLE.wire + 1 / MIDDLE.products)

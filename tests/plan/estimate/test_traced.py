@@ -9,8 +9,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jzero
-from jzero.plan.compiled.kernels import Kernel
 from jzero.plan.estimate.traced import products, traced_work
+from jzero.plan.hardware.kernel import Kernel
 
 N, D = 64, 32
 X, W = jax.ShapeDtypeStruct((N, D), jnp.float32), jax.ShapeDtypeStruct((D, D), jnp.float32)

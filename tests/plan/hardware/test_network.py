@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jzero.errors import ConfigError
-from jzero.plan.hardware.network import network
+from jzero.plan.hardware.network import read_network
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ from jzero.plan.hardware.network import network
     ],
 )
 def test_what_each_gpu_gets(name, per_gpu_of_8):
-    assert network(name).per_gpu(8) == per_gpu_of_8
+    assert read_network(name).per_gpu(8) == per_gpu_of_8
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 10_000), st.sampled_from(("-ib", "-roce", "-efa", "-eth", "")), st.integers(1, 16))
 def test_a_node_shares_what_it_has(gigabits, kind, gpus):
-    shared, own = network(f"{gigabits}gb{kind}/node"), network(f"{gigabits}gb{kind}/gpu")
+    shared, own = read_network(f"{gigabits}gb{kind}/node"), read_network(f"{gigabits}gb{kind}/gpu")
     assert own.per_gpu(gpus) == gigabits * 1e9 / 8 == pytest.approx(gpus * shared.per_gpu(gpus))
-    assert network(shared.name) == shared
+    assert read_network(shared.name) == shared
 
 
 def test_latency_grows_with_the_software_in_the_way():
-    latencies = [network(f"100gb-{kind}").latency for kind in ("ib", "roce", "efa", "eth")]
+    latencies = [read_network(f"100gb-{kind}").latency for kind in ("ib", "roce", "efa", "eth")]
     assert latencies == sorted(set(latencies))
 
 
 @pytest.mark.parametrize("name", ["infiniband", "400", "0gb", "400gb-tcp", "400gb-ib/rack", ""])
 def test_other_names_are_refused_with_examples(name):
     with pytest.raises(ConfigError, match=rf"No network is named '{name}': give gigabits .* such as 400gb-ib"):
-        network(name)
+        read_network(name)

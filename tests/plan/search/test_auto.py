@@ -9,7 +9,7 @@ from flax import nnx
 import jzero
 from jzero.config import Config, TrainingArguments
 from jzero.errors import ConfigError
-from jzero.plan.estimate.closed_form import estimate_step
+from jzero.plan.estimate.step import estimate_step
 from jzero.plan.search import auto
 
 D, ROWS = 1024, 8192

@@ -12,7 +12,7 @@ import jzero
 from jzero.errors import ConfigError
 from jzero.models.layers import LayerNorm
 from jzero.plan import Cluster, Setting, plan
-from jzero.plan.estimate.closed_form import Sent
+from jzero.plan.hardware.links import Sent
 from jzero.plan.render.plan_table import plan_view
 
 D, N = 1024, 8
@@ -119,7 +119,7 @@ def test_the_recommended_row_is_compiled_and_no_other(found, rows):
     # XLA copies gradients together to send them at once, which shows where there are few; see test_closed_form.
     assert chosen.peak == chosen.compiled.peak == pytest.approx(chosen.closed_form_peak, rel=0.35)
     assert chosen.fits
-    assert chosen.room == int(0.92 * found.cluster.memory) - chosen.peak
+    assert chosen.headroom == int(0.92 * found.cluster.memory) - chosen.peak
     for kind in ("all-gather", "reduce-scatter"):
         assert chosen.compiled.wire.inside[kind] == pytest.approx(chosen.wire.inside[kind], rel=0.01)
     assert found.changes == {"zero_optimization.stage": 1}

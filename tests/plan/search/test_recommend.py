@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
-from jzero.plan.estimate.step_time import StepTime
-from jzero.plan.hardware.cluster import Cluster, LinkTraffic
-from jzero.plan.search.recommend import cheapest, cost, costs, recommend
-from jzero.plan.search.row import PARTS, Compiled, Row
+from jzero.plan.hardware.cluster import Cluster
+from jzero.plan.hardware.links import LinkTraffic
+from jzero.plan.hardware.pace import StepTime
+from jzero.plan.memory_use import PARTS
+from jzero.plan.search.recommendation import cheapest, cost, costs, recommend
+from jzero.plan.search.row import Compiled, Row
 from jzero.plan.search.setting import Setting, fallbacks, settings
 
 CLUSTER = Cluster("h100-80g", 16)

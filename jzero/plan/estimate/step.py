@@ -14,11 +14,9 @@ third of a gigabyte too much.
 
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -26,29 +24,26 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 from rich.table import Table
 
+from jzero.base.types import Batch, LossFn, Mask, PyTree
 from jzero.base.units import format_bytes
 from jzero.config import Config
+from jzero.config.config import Source
 from jzero.errors import ConfigError
-from jzero.jaxpr import compat
-from jzero.offload.host.update import IN_FLIGHT
-from jzero.plan.compiled.memory_use import MemoryUse
+from jzero.explain.paper import paper_terms
+from jzero.jaxpr import Program, called_program, trace
+from jzero.jaxpr.primitives import SHARD_MAP
+from jzero.jaxpr.walk import only_equation
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
+from jzero.plan.hardware.links import Sent
+from jzero.plan.memory_use import MemoryUse
+from jzero.plan.training import Training
 from jzero.sharding.mesh import AXES, platform
 from jzero.sharding.trees import is_placement
-from jzero.zero.build import Functional, Trainable, functional
-from jzero.zero.spec import StepSpec
-from jzero.zero.stages import Gather, StagePlan
+from jzero.zero.build import Functional
+from jzero.zero.shapes import Trainable
 from jzero.zero.step import train_step
-
-
-class Sent(NamedTuple):
-    """Bytes that one GPU sends in collectives of one kind along the same mesh axes, which are longer than 1."""
-
-    kind: str
-    axes: tuple[str, ...]
-    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -131,13 +126,13 @@ class ClosedForm:
 @collection_put_off()
 def estimate_step(
     *,
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
+    model: object,
+    loss_fn: LossFn,
+    config: Source,
+    sample_batch: Batch,
     n_gpus: int = 8,
     optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
+    trainable: Trainable | Mask | None = None,
 ) -> ClosedForm:
     """Works out one training step on `n_gpus` GPUs from shapes alone, in about a second.
 
@@ -169,42 +164,26 @@ def estimate_step(
         >>> estimate.parameters == 4 * 512 * 512 // 8
         True
     """
-    return closed_form(abstract_functional(model, loss_fn, config, sample_batch, n_gpus, optimizer, trainable))
+    training = Training(model, loss_fn, Config.load(config), sample_batch, optimizer, trainable)
+    return closed_form(abstract_functional(training, n_gpus))
 
 
-def abstract_functional(
-    model: Any,
-    loss_fn: Callable,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
-    sample_batch: Any,
-    n_gpus: int,
-    optimizer: optax.GradientTransformation | None = None,
-    trainable: Trainable | Any | None = None,
-) -> Functional:
+def abstract_functional(training: Training, n_gpus: int) -> Functional:
     """The functional layer of `n_gpus` GPUs that not even a compiler knows, for `closed_form`; see `estimate_step`."""
-    loaded = Config.load(config)
-    group = loaded.zero_optimization.shard_group or n_gpus
+    group = training.config.zero_optimization.shard_group or n_gpus
     if n_gpus < 1 or n_gpus % group:
         raise ConfigError(f"n_gpus is {n_gpus}, which is no multiple of the {group} that share the state.")
     mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=loaded.resolve(world=n_gpus),
-        sample_batch=sample_batch,
-        mesh=mesh,  # pyright: ignore[reportArgumentType]
-        optimizer=optimizer,
-        trainable=trainable,
-    )
+    return replace(training, config=training.config.resolve(world=n_gpus)).functional(mesh)
 
 
 def closed_form(functional: Functional) -> ClosedForm:
     """Works out the training step of a `Functional`; see `estimate_step`."""
     state, spec = functional.state, functional.spec
-    program, _ = compat.trace(train_step(spec), state, functional.batch)
-    sharded = next(eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "shard_map")  # loss and gradients
+    program, _ = trace(train_step(spec), state, functional.batch)
+    sharded = only_equation(program, SHARD_MAP)  # loss and gradients
     n_params = len(jax.tree.leaves(state.params))
-    inside = sharded.params["jaxpr"]
+    inside = called_program(sharded)
     most = peak(
         inside,
         [i < n_params for i in range(len(sharded.invars))],
@@ -214,7 +193,7 @@ def closed_form(functional: Functional) -> ClosedForm:
     parameters, optimizer_state = _bytes_each(state.params), _bytes_each(state.opt_state)
     everything = _bytes_each(state) + _bytes_each(functional.batch)
     work = _work(program, functional, spec.mesh.shape)
-    rest = _streamed(spec)
+    rest = spec.offload.streamed_bytes()
     return ClosedForm(
         parameters=parameters,
         optimizer_state=optimizer_state,
@@ -225,7 +204,7 @@ def closed_form(functional: Functional) -> ClosedForm:
         rest=most.n_bytes[CONSTANTS] + rest,
         host=most.host_bytes + _bytes_each(state, on_host=True),
         sent=_sent(work),
-        paper=_paper(spec.plan, functional.placements.params, spec.mesh.shape["shard"]),
+        paper=_paper(functional),
         work=work,
         memory_use=_memory_use(most, parameters, optimizer_state, everything - parameters - optimizer_state + rest),
     )
@@ -247,7 +226,7 @@ def _memory_use(most: Peak, parameters: int, optimizer_state: int, rest: int) ->
     return MemoryUse(n_bytes, holders=(), phases=(), allocated=peak)
 
 
-def _work(program: Any, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
+def _work(program: Program, functional: Functional, axis_sizes: Mapping[str, int]) -> Work:
     """What one device computes and sends; the update passes over all of its state, wherever that lies."""
     state = functional.state
     n_bytes = lambda tree: _bytes_each(tree) + _bytes_each(tree, on_host=True)
@@ -262,24 +241,10 @@ def _work(program: Any, functional: Functional, axis_sizes: Mapping[str, int]) -
     )
 
 
-def _bytes_each(tree: Any, *, on_host: bool = False) -> int:
+def _bytes_each(tree: PyTree, *, on_host: bool = False) -> int:
     """Bytes of those abstract arrays that lie on one device, or of its part of those in host memory."""
     here = (x for x in jax.tree.leaves(tree) if (x.sharding.memory_kind == "pinned_host") == on_host)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in here)
-
-
-def _streamed(spec: StepSpec) -> int:
-    """Of the state that passes through from host memory, what is under way at once: gradients, moments, parameters."""
-    if spec.update_plan is None:
-        return 0
-    most, in_one_memory = 0, platform(spec.mesh) == "cpu"
-    for leaf in spec.update_plan.leaves:
-        shard = math.prod(leaf.placement.shard_shape)
-        if in_one_memory and shard <= spec.offload_plan.piece_elements:
-            continue  # updated where it lies
-        n_elements = min(shard, spec.offload_plan.piece_elements) if leaf.in_pieces else shard
-        most = max(most, 4 * n_elements * len(leaf.inputs))
-    return IN_FLIGHT * most
 
 
 def _sent(work: Work) -> tuple[Sent, ...]:
@@ -291,16 +256,8 @@ def _sent(work: Work) -> tuple[Sent, ...]:
     return tuple(Sent(*key, n_bytes) for key, n_bytes in sent.items())
 
 
-def _paper(plan: StagePlan, placements: Any, n_shards: int) -> dict[str, float]:
-    """Two bytes each for a parameter and its gradient, four for its master copy, eight for Adam's moments."""
-    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(placements, is_leaf=is_placement))
-    state, gradients, weights = (
-        n_params / (n_shards if divided else 1)
-        for divided in (plan.shards_state, plan.scatters_at_use, plan.gather is Gather.AT_USE)
-    )
-    return {
-        "parameters": 4 * state,
-        "optimizer_state": 8 * state,
-        "gradients": 2 * gradients,
-        "gathered_weights": 2 * weights,
-    }
+def _paper(functional: Functional) -> dict[str, float]:
+    """The paper's formula, by part."""
+    n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement))
+    terms = paper_terms(functional.spec.plan, functional.spec.mesh.shape["shard"])
+    return {part: term.n_bytes(n_params) for part, term in terms._asdict().items()}

@@ -80,7 +80,7 @@ def cheapest(
 ) -> Row | None:
     """Finds the cheapest setting that fits, by the closed form and then by what confirms it.
 
-    A search from the cheapest on: what does not fit is replaced by its leaner forms, none of which is cheaper, so that
+    A search from the cheapest on: what does not fit is replaced by its fallbacks, none of which is cheaper, so that
     no more settings are worked out than it takes.
 
     Args:
@@ -122,13 +122,15 @@ def _error(row: Row) -> float:
 def _may_fit(row: Row) -> bool:
     # The pieces of offloaded state under way are counted as if they met the fullest moment, which they need not.
     passing = row.bytes_by_part["rest"] if row.setting.offload != "nothing" else 0
-    return (1 - _error(row)) * (row.closed_form_peak - passing) <= row.cluster.usable and row.host_room >= 0
+    return (1 - _error(row)) * (row.closed_form_peak - passing) <= row.cluster.usable and row.host_headroom >= 0
 
 
 def _never_fits(row: Row) -> bool:
     """Whether it is too large whatever is done about activations: by what lasts, and by gradients."""
     parts = ("parameters", "optimizer_state", "gradients")
-    return row.host_room < 0 or sum(row.bytes_by_part[part] for part in parts) > (1 + _error(row)) * row.cluster.usable
+    return (
+        row.host_headroom < 0 or sum(row.bytes_by_part[part] for part in parts) > (1 + _error(row)) * row.cluster.usable
+    )
 
 
 def recommend(
@@ -158,7 +160,7 @@ def recommend(
     took = f"{found} {format_bytes(chosen.peak)} of {usable} usable"
     advice = [] if setting.offload == "nothing" else list(_more_gpus(rows, base, "without offloading", on))
     compiles = chosen.cluster.figures.target is not None
-    if not chosen.compiled and chosen.room < CLOSED_FORM_ERROR * chosen.peak:
+    if not chosen.compiled and chosen.headroom < CLOSED_FORM_ERROR * chosen.peak:
         settle = "compile it" if compiles else "leave more room"
         advice.append(f"That is closer than the closed form's error of some {CLOSED_FORM_ERROR:.0%}: {settle}.")
     elif not chosen.compiled and chosen.estimated and compiles:
@@ -169,8 +171,8 @@ def recommend(
         nearest = min(missed, key=_excess)
         closest = "; the closest," * (len(missed) > 1) or ":"
         name = f"{nearest.setting}{_batch(nearest.setting, base)}{',' * (len(missed) > 1)}"
-        why = f"What is faster does not fit{closest} {name} lacks {nearest.lacks}."
-        if not nearest.compiled and 0 < -nearest.room < CLOSED_FORM_ERROR * nearest.peak:
+        why = f"What is faster does not fit{closest} {name} lacks {nearest.shortfall}."
+        if not nearest.compiled and 0 < -nearest.headroom < CLOSED_FORM_ERROR * nearest.peak:
             settle = "compile all stages to be sure" if compiles else "it may fit"
             advice.append(
                 f"By how much {nearest.setting}{_batch(nearest.setting, base)} misses is within the closed form's "
@@ -199,14 +201,16 @@ def _nothing_fits(
         return Recommendation(None, "Every setting is refused; the reasons stand below the table.")
     best = min(rows, key=_excess)
     setting = f"{best.setting}{_batch(best.setting, base)}"
-    if best.room >= 0:
-        took = f"{format_bytes(best.host_per_node)} of host memory per node, {format_bytes(-best.host_room)} too much"
+    if best.headroom >= 0:
+        took = (
+            f"{format_bytes(best.host_per_node)} of host memory per node, {format_bytes(-best.host_headroom)} too much"
+        )
         return Recommendation(
             None,
             f"Nothing fits: even {setting} takes {took}.",
             (*_more_gpus(rows, base, "without offloading", on), "More nodes share what is in host memory."),
         )
-    reason = f"Nothing fits: even {setting} takes {format_bytes(best.peak)}, {format_bytes(-best.room)} too much."
+    reason = f"Nothing fits: even {setting} takes {format_bytes(best.peak)}, {format_bytes(-best.headroom)} too much."
     advice = list(_more_gpus(rows, base, "at this batch size per GPU", on))
     if 3 not in stages:
         advice.append("Add stage 3 to --stages: it divides parameters too.")
@@ -225,7 +229,7 @@ def _nothing_fits(
 
 def _excess(row: Row) -> float:
     """By what share of the memory there is, the GPU's or the host's, a row does not fit."""
-    return max(-row.room / row.cluster.usable, -row.host_room / (row.cluster.host_memory or 1))
+    return max(-row.headroom / row.cluster.usable, -row.host_headroom / (row.cluster.host_memory or 1))
 
 
 def _less_activations(best: Row, remat: bool) -> str:

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jzero.config import Config
-from jzero.offload.offload_plan import offload_plan
+from jzero.offload.plan import plan_offload
 from jzero.sharding.placement import place_all
 from jzero.zero.stages import stage_plan
 
@@ -24,7 +24,7 @@ def lives(stage, zero, n_shards=8):
     plan = stage_plan(stage)
     shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SHAPES.items()}
     placements = place_all(shapes, n_shards, shard_single=config.zero_optimization.offloads_params)
-    found = offload_plan(config, plan, placements, TRAINABLE, 2**24)
+    found = plan_offload(config, placements, TRAINABLE, 2**24, persists_small_leaves=plan.persists_small_leaves)
     return {name for name, on_host in found.on_host.items() if on_host}, found
 
 

@@ -11,25 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex_core
 
-from jzero.jaxpr import compat
-
-INLINED = frozenset(
-    {"jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2"}
-)
-LOOPS = frozenset({"scan", "while", "cond"})
-RENAMES = frozenset({
-    "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "name", "stop_gradient",
-    "optimization_barrier", "reshard", "sharding_constraint", "pvary",
-})  # fmt: skip
-"""Operations that give the same bytes another shape or name."""
-
-SINKS = frozenset({"reduce_scatter", "psum", "psum_invariant"})
-"""The collectives that sum gradients."""
-
-_OF_ONE_LITERAL = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
-_NEVER_MERGED = LOOPS | {"optimization_barrier", "random_bits"}
+from jzero.jaxpr import Equation, Program, called_program, interpret, name_of, subprogram
+from jzero.jaxpr.params import params_text, recomputes_behind_barrier
+from jzero.jaxpr.primitives import BARRIER, INLINED, NEVER_MERGED, OF_ONE_LITERAL
 
 
 @dataclass(eq=False)
@@ -77,11 +62,11 @@ def _described(aval: Any) -> tuple[str, int, bool]:
     return f"{aval.dtype}{tuple(shape)}", n_bytes, on_host
 
 
-def flatten(program: Any) -> tuple[list[Value], list[Op], list[Value]]:
+def flatten(program: Program) -> tuple[list[Value], list[Op], list[Value]]:
     """Lists the operations of a jaxpr.
 
     Args:
-        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        program: a jaxpr, closed or open, or a `Subprogram`.
 
     Returns:
         Its inputs, its operations in program order, and its outputs.
@@ -92,7 +77,7 @@ def flatten(program: Any) -> tuple[list[Value], list[Op], list[Value]]:
         ['max', 'dot_general']
     """
     flattener = _Flattener()
-    inputs = [value_of(v.aval) for v in compat.subprogram(program).jaxpr.invars]
+    inputs = [value_of(v.aval) for v in subprogram(program).jaxpr.invars]
     outputs = flattener.walk(program, inputs)
     return inputs, flattener.ops, outputs
 
@@ -104,33 +89,29 @@ class _Flattener:
         self.made: dict[Any, list[Value]] = {}
         self.params: dict[int, str] = {}
 
-    def walk(self, program: Any, inputs: list[Value]) -> list[Value]:
-        jaxpr, _ = compat.subprogram(program)
-        env = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: value_of(v.aval) for v in jaxpr.constvars}
-        read = lambda v: self._literal(v.aval, v.val) if isinstance(v, jex_core.Literal) else env[v]
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._step(eqn, [read(v) for v in eqn.invars]), strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def walk(self, program: Program, inputs: list[Value]) -> list[Value]:
+        literal = lambda v: self._literal(v.aval, v.val)
+        return interpret(program, inputs, self._step, literal=literal, constant=lambda v: value_of(v.aval))
 
-    def _step(self, eqn: Any, ins: list[Value]) -> list[Value]:
-        name, params = eqn.primitive.name, eqn.params
+    def _step(self, eqn: Equation, ins: list[Value]) -> list[Value]:
+        name = name_of(eqn)
         if name in INLINED:
-            if params.get("differentiated") and params["prevent_cse"]:  # a barrier, which shows only in the HLO
-                ins = self._add("optimization_barrier", ins, [value_of(v.aval) for v in eqn.invars], eqn)
-            return self.walk(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], ins)
-        if name in _OF_ONE_LITERAL and ins[0].literal is not None:
+            if recomputes_behind_barrier(eqn):  # it shows only in the HLO
+                ins = self._add(BARRIER, ins, [value_of(v.aval) for v in eqn.invars], eqn)
+            return self.walk(called_program(eqn), ins)
+        if name in OF_ONE_LITERAL and ins[0].literal is not None:
             aval = eqn.outvars[0].aval
             return [self._literal(aval, np.asarray(ins[0].literal).astype(aval.dtype).item())]
-        if name in _NEVER_MERGED:
+        if name in NEVER_MERGED:
             return self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
         if id(eqn) not in self.params:  # equations of calls come by once for each
-            self.params[id(eqn)] = repr(sorted((k, str(p)) for k, p in params.items()))
+            self.params[id(eqn)] = params_text(eqn)
         key = (name, tuple(map(id, ins)), self.params[id(eqn)])
         if key not in self.made:
             self.made[key] = self._add(name, ins, [value_of(v.aval) for v in eqn.outvars], eqn)
         return self.made[key]
 
-    def _add(self, name: str, ins: list[Value], outs: list[Value], eqn: Any) -> list[Value]:
+    def _add(self, name: str, ins: list[Value], outs: list[Value], eqn: Equation) -> list[Value]:
         for x in ins:
             x.users += 1
         self.ops.append(Op(name, ins, outs, eqn))

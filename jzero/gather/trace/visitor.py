@@ -7,32 +7,27 @@ that they cannot disagree about what a use is.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from jax.extend import core as jex_core
-from jax.extend.core import primitives
-
 from jzero.gather.unit.deferred import DeferredParam
-from jzero.jaxpr import compat
-
-INLINED = frozenset({primitives.jit_p, primitives.closed_call_p, primitives.call_p})
-"""Calls that only give a name to a piece of code."""
+from jzero.jaxpr import Equation, Program, called_program, interpret, scan_arity
+from jzero.jaxpr.primitives import is_call, is_remat, is_scan
 
 
 class Visitor(Protocol):
     """What happens at the equations of a program; operands are `DeferredParam` or whatever the visitor lets data be."""
 
-    def data(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """An equation without lazy operands."""
         ...
 
-    def use(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """An equation that needs the full value of its lazy operands."""
         ...
 
-    def region(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """A `jax.checkpoint` region with lazy operands."""
         ...
 
-    def loop(self, eqn: Any, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
         """A `scan` that walks over the lazy operands numbered `stacked`; it may have others."""
         ...
 
@@ -41,11 +36,11 @@ class Visitor(Protocol):
         ...
 
 
-def walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
+def walk(program: Program, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
     """Evaluates a jaxpr, leaving to the visitor what has to do with parameters.
 
     Args:
-        program: a jaxpr, closed or open, or a `compat.Subprogram`.
+        program: a jaxpr, closed or open, or a `Subprogram`.
         operands: one value per input, some of them `DeferredParam`.
         visitor: what to do.
 
@@ -55,22 +50,17 @@ def walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
     return [visitor.output(x) if isinstance(x, DeferredParam) else x for x in _walk(program, operands, visitor)]
 
 
-def _walk(program: Any, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
-    jaxpr, consts = compat.subprogram(program)
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-    for eqn in jaxpr.eqns:
-        values = [v.val if isinstance(v, jex_core.Literal) else env[v] for v in eqn.invars]
-        env.update(zip(eqn.outvars, _visit(eqn, values, visitor), strict=True))
-    return [v.val if isinstance(v, jex_core.Literal) else env[v] for v in jaxpr.outvars]
+def _walk(program: Program, operands: Sequence[Any], visitor: Visitor) -> list[Any]:
+    return interpret(program, operands, lambda eqn, values: _visit(eqn, values, visitor))
 
 
-def _visit(eqn: Any, operands: list[Any], visitor: Visitor) -> list[Any]:
+def _visit(eqn: Equation, operands: list[Any], visitor: Visitor) -> list[Any]:
     deferred_params = [x for x in operands if isinstance(x, DeferredParam)]
     if not deferred_params:
         return visitor.data(eqn, operands)
-    if eqn.primitive in INLINED:
-        return _walk(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"], operands, visitor)
-    if eqn.primitive is primitives.remat_p:
+    if is_call(eqn):
+        return _walk(called_program(eqn), operands, visitor)
+    if is_remat(eqn):
         return visitor.region(eqn, operands)
     if stacked := stacked_operands(eqn, operands):
         return visitor.loop(eqn, operands, stacked)
@@ -79,11 +69,11 @@ def _visit(eqn: Any, operands: list[Any], visitor: Visitor) -> list[Any]:
     return visitor.use(eqn, operands)
 
 
-def stacked_operands(eqn: Any, operands: Sequence[Any]) -> list[int]:
+def stacked_operands(eqn: Equation, operands: Sequence[Any]) -> list[int]:
     """The operands that a `scan` can slice as shards. A rearranged stack is gathered in front of the loop."""
-    if eqn.primitive is not primitives.scan_p:
+    if not is_scan(eqn):
         return []
-    first_x = sum(compat.scan_arity(eqn))
+    first_x = sum(scan_arity(eqn))
     return [
         i
         for i, x in enumerate(operands)

@@ -7,14 +7,13 @@ optimizer and goes with `offload_param`.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from jzero.config import Config
+from jzero.base.types import Mask, Placements
+from jzero.config import ResolvedConfig
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS
 from jzero.sharding.trees import is_placement
-from jzero.zero.stages import StagePlan
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class OffloadPlan:
             says: on the host or on the devices.
     """
 
-    on_host: Any
+    on_host: Mask
     at_use: bool
     piece_elements: int
     in_files: bool = False
@@ -41,21 +40,24 @@ class OffloadPlan:
         return any(jax.tree.leaves(self.on_host))
 
 
-def offload_plan(config: Config, plan: StagePlan, placements: Any, trainable: Any, piece_elements: int) -> OffloadPlan:
+def plan_offload(
+    config: ResolvedConfig, placements: Placements, trainable: Mask, piece_elements: int, *, persists_small_leaves: bool
+) -> OffloadPlan:
     """Decides where each parameter lives.
 
     Args:
         config: reads `zero_optimization.offload_optimizer`, `offload_param` and `sub_group_size`.
-        plan: what the stage means; at stage 0 nothing is offloaded, as in DeepSpeed.
         placements: pytree of `Placement` like the parameters.
         trainable: pytree of bool like the parameters.
         piece_elements: the most elements that are on the device at once, whatever `sub_group_size` allows.
+        persists_small_leaves: whether leaves up to `stage3_param_persistence_threshold` stay whole, as at stage 3.
 
     Returns:
-        The residence. Small leaves stay on the device: copying them costs more than they take.
+        The plan; at stage 0 nothing is offloaded, as in DeepSpeed. Small leaves stay on the device: copying them costs
+        more than they take.
     """
     zero = config.zero_optimization
-    threshold = max(SMALL_LEAF_ELEMENTS, zero.stage3_param_persistence_threshold if plan.persists_small_leaves else 0)
+    threshold = max(SMALL_LEAF_ELEMENTS, zero.stage3_param_persistence_threshold if persists_small_leaves else 0)
     share = zero.offload_optimizer.ratio if zero.offloads_optimizer and zero.offload_optimizer else 0.0
     sizes = jax.tree.map(lambda p: math.prod(p.shape), placements, is_leaf=is_placement)
     moved = _largest(jax.tree.leaves(jax.tree.map(lambda n, t: n if t else 0, sizes, trainable)), share)

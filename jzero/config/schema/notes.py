@@ -4,14 +4,11 @@ DeepSpeed trains such files too, and says nothing. None of these is an error her
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from jzero.config.schema.deepspeed_schedules import OneCycleParams
 from jzero.config.schema.scalars import is_auto
+from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import active_keys, given_keys, show, switched_on
-
-if TYPE_CHECKING:
-    from jzero.config.config import Config
 
 _ZERO = "zero_optimization."
 _SHARDED_AT = {
@@ -38,7 +35,7 @@ _READ_AT_ANY_STAGE = ("stage", "reduce_bucket_size", "overlap_comm")
 """Stage 0 reads these too: its gradients are reduced as well."""
 
 
-def unread(config: "Config", path: str) -> str | None:
+def unread(config: TopLevel, path: str) -> str | None:
     """Why the stage of this configuration does not read a key, or None if it does; see `notes_on`.
 
     >>> from jzero.config import Config
@@ -61,7 +58,7 @@ def unread(config: "Config", path: str) -> str | None:
     return f"stage {stage} does not read it; {does.get(len(stages), f'stages {stages[0]} to {stages[-1]} do')}"
 
 
-def notes_on(config: "Config") -> Iterator[str]:
+def notes_on(config: TopLevel) -> Iterator[str]:
     """One sentence for each key that is set and has no effect, and for keys that contradict each other."""
     unread_keys: list[str] = []
     for key in given_keys(config):
@@ -87,7 +84,7 @@ def _asks(value: object, default: object) -> bool:
     return device not in ("none", "auto") if device is not None else switched_on(value, default)
 
 
-def _disagreements(config: "Config") -> Iterator[str]:
+def _disagreements(config: TopLevel) -> Iterator[str]:
     """Learning rates that contradict each other; the one in effect comes first."""
     optimizer, scheduler = config.optimizer, config.scheduler
     if optimizer is None or scheduler is None:

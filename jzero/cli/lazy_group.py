@@ -1,0 +1,44 @@
+"""A group of commands whose modules are imported when they are run: a list of commands costs no more than its text."""
+
+import importlib
+from typing import Any, ClassVar, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is.
+
+    Attributes:
+        module: the module to import.
+        function: the function in it that typer makes a command of.
+        help: the first line of its docstring, for the list of commands.
+    """
+
+    module: str
+    function: str
+    help: str
+
+    def load(self, name: str) -> Any:
+        """Imports the module and makes the command, by this name."""
+        one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+        one.command(name)(getattr(importlib.import_module(self.module), self.function))
+        return typer.main.get_command(one)
+
+
+class LazyGroup(TyperGroup):
+    """The group; a subclass has the table of its commands, which is all that a list of them needs."""
+
+    lazy: ClassVar[dict[str, LazyCommand]] = {}
+
+    def __init__(self, **options: Any):
+        shown = {name: TyperCommand(name, help=command.help) for name, command in self.lazy.items()}
+        super().__init__(**{**options, "commands": shown})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command that the arguments begin with, as click does, and loads it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and name in self.lazy:
+            command = self.lazy[name].load(name)
+        return name, command, rest

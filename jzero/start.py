@@ -1,0 +1,192 @@
+"""Where a run begins: a model, a loss and a configuration become an engine, or the pure functions under one."""
+
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jzero.base.types import Batch, LossFn, Mask, Params, Placements
+from jzero.config import Config, ResolvedConfig
+from jzero.engine import Engine
+from jzero.errors import ConfigError, ModelError
+from jzero.offload.host_budget import check_host_memory
+from jzero.plan.search.auto import resolve_auto
+from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.sharding.placement import path_name
+from jzero.zero.build import Functional, build_functional
+from jzero.zero.shapes import Trainable, adapted, model_width
+
+
+def initialize(
+    *,
+    model: object,
+    loss_fn: LossFn,
+    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    sample_batch: Batch,
+    optimizer: optax.GradientTransformation | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Trainable | Mask | None = None,
+    params: Params | None = None,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+) -> Engine:
+    """Makes an engine: resolves the configuration, lays the model out over the mesh and creates its state, sharded.
+
+    Args:
+        model: a Flax Linen module; a function `rngs -> NNX module`; or, without Flax, any object with
+            `init(key, batch) -> params`. It is called under `jit`, so no device ever holds the whole model at stages 1
+            to 3.
+        loss_fn: `loss_fn(model, batch)`, without Flax `loss_fn(params, batch)`; it returns a scalar (or
+            `jzero.Mean`), or that and a dict of scalar
+            metrics. With a third parameter named `train` it is told whether this is a training step.
+        config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`. A stage or micro-batch of `"auto"` is
+            chosen by a plan for these devices; `engine.config.notes` says which and why. These notes are
+            logged too, at level INFO, unless a `jzero.Config` was given, which had them before.
+        sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
+        optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
+        schedule: applied steps -> learning rate, in place of the configuration's scheduler.
+        trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
+        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation.
+        mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
+            has them.
+        seed: of the initialisation and of every random stream.
+
+    Returns:
+        The engine.
+
+    Raises:
+        JzeroError: whatever does not fit, in one sentence.
+
+    Example:
+        >>> from flax import nnx
+        >>> engine = initialize(
+        ...     model=lambda rngs: nnx.Linear(4, 1, rngs=rngs),
+        ...     loss_fn=lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2).mean(),
+        ...     config={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}},
+        ...     sample_batch={"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)},
+        ... )
+        >>> metrics = engine.train_batch({"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)})
+        >>> int(metrics["applied_steps"])
+        1
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
+    fns = functional(
+        model=model,
+        loss_fn=loss_fn,
+        config=config,
+        sample_batch=sample_batch,
+        optimizer=optimizer,
+        schedule=schedule,
+        trainable=trainable,
+        mesh=mesh,
+    )
+    resolved, mesh = fns.spec.config, fns.spec.mesh
+    _agree_over_processes(resolved, seed)
+    if not isinstance(config, Config) and jax.process_index() == 0:
+        for note in resolved.notes:
+            logging.getLogger("jzero").info("%s", note)
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    check_host_memory(fns.host_budget, len(local), local[0].platform)
+    if params is not None:
+        params = _like_model(params, fns.placements.params)
+    store = fns.open_store()
+    return Engine(fns, store.init(np.uint32(seed), params), store)
+
+
+def functional(
+    *,
+    model: object,
+    loss_fn: LossFn,
+    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    sample_batch: Batch,
+    optimizer: optax.GradientTransformation | None = None,
+    schedule: optax.Schedule | None = None,
+    trainable: Trainable | Mask | None = None,
+    mesh: Mesh | None = None,
+) -> Functional:
+    """Makes the pure functions under an engine, for those who write their own loops.
+
+    Args:
+        model: see `initialize`.
+        loss_fn: see `initialize`.
+        config: see `initialize`.
+        sample_batch: see `initialize`.
+        optimizer: see `initialize`.
+        schedule: see `initialize`.
+        trainable: see `initialize`.
+        mesh: see `initialize`.
+
+    Returns:
+        Jitted `init(seed) -> state`, `step(state, batch) -> (state, metrics)` and `evaluate(state, batch) -> metrics`,
+        and what is fixed about them.
+
+    Raises:
+        JzeroError: whatever does not fit, in one sentence.
+
+    Example:
+        >>> from flax import nnx
+        >>> fns = functional(
+        ...     model=lambda rngs: nnx.Linear(4, 1, rngs=rngs),
+        ...     loss_fn=lambda model, batch: (model(batch) ** 2).mean(),
+        ...     config={"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}},
+        ...     sample_batch=np.ones((8, 4), np.float32),
+        ... )
+        >>> state, metrics = fns.step(fns.init(0), jnp.ones((1, 8, 4)))
+        >>> int(state.step)
+        1
+    """
+    given = resolve_auto(
+        Config.load(config),
+        mesh=mesh,
+        model=model,
+        loss_fn=loss_fn,
+        sample_batch=sample_batch,
+        optimizer=optimizer,
+        trainable=trainable,
+    )
+    mesh = mesh_for(given) if mesh is None else mesh
+    adapted_model = adapted(model, loss_fn, given)
+    return build_functional(
+        model=adapted_model,
+        loss_fn=loss_fn,
+        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(adapted_model, sample_batch)),
+        sample_batch=sample_batch,
+        mesh=mesh,
+        optimizer=optimizer,
+        schedule=schedule,
+        trainable=trainable,
+    )
+
+
+def _like_model(params: Params, placements: Placements) -> Params:
+    """Checks given parameters against the model's, by name, and brings them into the model's tree."""
+    expected = {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(placements)}
+    by_name = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
+    given = {name: tuple(np.shape(x)) for name, x in by_name.items()}
+    if given != expected:
+        wrong = [
+            f"{name}: {given.get(name, 'missing')}, expected {expected.get(name, 'no such parameter')}"
+            for name in sorted(given.keys() | expected.keys())
+            if given.get(name) != expected.get(name)
+        ]
+        raise ModelError(f"params do not fit the model in {len(wrong)} leaves: {'; '.join(wrong[:5])}.")
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
+
+
+def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:
+    """Refuses processes that were started with different settings: they would hang or silently diverge."""
+    if jax.process_count() == 1:
+        return
+    digest = zlib.crc32(repr((config, seed)).encode())
+    digests = multihost_utils.process_allgather(np.uint32(digest)).ravel().tolist()
+    if len(set(digests)) > 1:
+        other = next(i for i, d in enumerate(digests) if d != digests[0])
+        raise ConfigError(f"process {other} has another configuration or seed than process 0; start all with the same.")

@@ -1,0 +1,199 @@
+"""Gradients of one micro-batch after the other, added up: for use inside `shard_map`, on one device's rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jzero.base.types import Batch, Grads, ModelState, Params, Placements, PyTree
+from jzero.errors import ConfigError
+from jzero.flax.model import Mean, Outcome
+from jzero.offload.host.stream import update_in_pieces
+from jzero.optim.clipping import times
+from jzero.sharding.host_memory import is_on_host, to_host
+from jzero.sharding.mesh import DATA_AXES, n_data_shards
+from jzero.sharding.trees import is_placement
+from jzero.zero.grad_stats import all_finite
+from jzero.zero.spec import StepSpec
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How gradients are added up.
+
+    Attributes:
+        n_micro: micro-batches in a step.
+        n_shards: devices that take different rows.
+        averaged_over: by how many devices a sum over them is divided.
+        dtype: in which gradients are added up.
+        summed: pytree of int like the trainable parameters: by what a gradient is divided to fit `dtype`.
+    """
+
+    n_micro: int
+    n_shards: int
+    averaged_over: int
+    dtype: DTypeLike
+    summed: PyTree
+
+
+class Accumulated(NamedTuple):
+    """Gradients of a batch, and what comes with them.
+
+    Attributes:
+        grads: not reduced at stages 0 and 1, scattered sums at 2 and 3.
+        sums: the loss and metrics, this device's part.
+        unscale: `f32[]`, what gradients are to be multiplied by to be those of the mean loss.
+        bad: `f32[n_micro]`, 1 for a micro-batch in which something was not finite.
+        model_state: the new one.
+    """
+
+    grads: Grads
+    sums: dict[str, Mean]
+    unscale: jax.Array
+    bad: jax.Array
+    model_state: ModelState
+
+
+class MicroBatch(NamedTuple):
+    """Gradients of one micro-batch; `weight` is the average weight of a device's share of it."""
+
+    grads: Grads
+    sums: dict[str, Mean]
+    weight: jax.Array
+    model_state: ModelState
+
+
+def accumulation_of(spec: StepSpec, placements: Placements) -> Accumulation:
+    """Reads the rule from a run; `placements` are those of the trainable parameters."""
+    n_shards, dtype = n_data_shards(spec.mesh), spec.precision.accumulate
+    # fp16 holds a mean over the devices where it would not hold the sum that a gradient scattered at use is.
+    spread = n_shards if dtype == jnp.float16 and spec.plan.scatters_at_use else 1
+    summed = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
+    averaged_over = n_shards if spec.config.gradient_allreduce_op == "mean" else 1
+    return Accumulation(spec.config.gradient_accumulation_steps, n_shards, averaged_over, dtype, summed)
+
+
+def accumulated_grads(
+    how: Accumulation,
+    loss: Callable[[Params, ModelState, Batch, jax.Array], Outcome],
+    trained: Params,
+    model_state: ModelState,
+    batch: Batch,
+    key: jax.Array,
+    scale: jax.Array,
+) -> Accumulated:
+    """Differentiates the loss of every micro-batch.
+
+    Args:
+        how: the rule.
+        loss: of the trainable parameters, model state, a micro-batch and a key.
+        trained: the trainable parameters.
+        model_state: the state before the first micro-batch.
+        batch: leaves `[n_micro, rows, ...]`.
+        key: from which each micro-batch derives its own.
+        scale: `f32[]`, the loss scale.
+    """
+
+    def objective(trained, model_state, micro_batch, key):
+        outcome = loss(trained, model_state, micro_batch, key)
+        # Each device's share is brought to the size of a mean before it is scaled, so that fp16 gradients of a sum
+        # over tokens stay in range; the weights come back in once the gradients are fp32.
+        weight = _mean_weight(outcome.loss, how.n_shards)
+        return outcome.loss.total / positive(weight) * (scale / how.n_micro), (outcome, weight)
+
+    def micro_step(model_state, micro_batch, i):
+        grad = jax.grad(objective, has_aux=True)
+        grads, (outcome, weight) = grad(trained, model_state, micro_batch, jax.random.fold_in(key, i))
+        sums = {"loss": outcome.loss, **outcome.metrics}
+        return MicroBatch(grads, sums, weight, jax.tree.map(as_before, outcome.model_state, model_state))
+
+    if how.n_micro == 1:
+        only = micro_step(model_state, jax.tree.map(lambda x: x[0], batch), 0)
+        bad = jnp.zeros(1, jnp.float32)
+        return Accumulated(only.grads, only.sums, 1 / (scale * how.averaged_over), bad, only.model_state)
+    return _summed(how, micro_step, trained, model_state, batch, scale)
+
+
+def _summed(
+    how: Accumulation, micro_step: Callable, trained: Params, model_state: ModelState, batch: Batch, scale: jax.Array
+) -> Accumulated:
+    """Several micro-batches, each with its weight."""
+
+    def weighted(model_state, micro_batch, i):
+        grads, sums, weight, model_state = micro_step(model_state, micro_batch, i)
+        here = [g for g in jax.tree.leaves(grads) if not is_on_host(g)]
+        bad = ~(all_finite(here) & jnp.isfinite(sums["loss"].total))
+        if sums["loss"].weight is not None and how.dtype == jnp.float16:
+            raise ConfigError(
+                "`data_types.grad_accum_dtype` is fp16, in which gradients times the weights that this loss gives "
+                "its micro-batches do not fit; use bf16 or fp32."
+            )
+        grads = jax.tree.map(
+            lambda g, n: g if is_on_host(g) else times(g, weight / n), in_dtype(jnp.float32, grads), how.summed
+        )
+        return (in_dtype(how.dtype, grads), sums, weight), bad.astype(jnp.float32), model_state
+
+    totals, bad, new_model_state = _accumulate(weighted, trained, model_state, batch, how.n_micro)
+    grads, sums, weight = totals
+    grads = jax.tree.map(
+        lambda g, n: g if n == 1 or is_on_host(g) else times(in_dtype(jnp.float32, g), jnp.float32(n)),
+        grads,
+        how.summed,
+    )
+    unscale = how.n_micro / (scale * positive(weight) * how.averaged_over)
+    return Accumulated(grads, sums, unscale, bad, new_model_state)
+
+
+def _accumulate(micro_step: Callable, trained: Params, model_state: ModelState, batch: Batch, n_micro: int) -> Any:
+    """Runs the micro-batches one after the other: adds up the first thing that each gives, and lists the second.
+
+    The first thing is gradients like `trained`, sums, and a weight, by which gradients on the host are still to be
+    multiplied.
+    """
+    batch = (batch, jnp.arange(n_micro, dtype=jnp.int32))
+    shapes, *_ = jax.eval_shape(micro_step, model_state, *jax.tree.map(lambda x: x[0], batch))
+    grads, *others = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    grads = jax.tree.map(lambda z, p: to_host(z) if is_on_host(p) else z, grads, trained)
+
+    def add(total: jax.Array, grad: jax.Array, weight: jax.Array) -> jax.Array:
+        if not is_on_host(total):
+            return total + grad
+        return update_in_pieces(lambda t, g: [t + times(g, weight)], [total], [grad])[0]
+
+    def body(carry, xs):
+        model_state, (totals, *other_totals) = carry
+        (grads, *others), noted, model_state = micro_step(model_state, *xs)
+        totals = jax.tree.map(lambda t, g: add(t, g, others[-1]), totals, grads)
+        return (model_state, (totals, *jax.tree.map(jnp.add, other_totals, others))), noted
+
+    (model_state, totals), noted = jax.lax.scan(body, (model_state, (grads, *others)), batch)
+    return totals, noted, model_state
+
+
+def in_dtype(dtype: Any, grads: Grads) -> Any:
+    """Floating gradients in another dtype; on the host they stay as they are."""
+
+    def cast(g: jax.Array) -> jax.Array:
+        return g.astype(dtype) if jnp.issubdtype(g.dtype, jnp.floating) and not is_on_host(g) else g
+
+    return jax.tree.map(cast, grads)
+
+
+def _mean_weight(loss: Mean, n_shards: int) -> jax.Array:
+    """The average weight of a device's share of this micro-batch; 1 where all count alike."""
+    if loss.weight is None:
+        return jnp.ones((), jnp.float32)
+    return jax.lax.stop_gradient(jax.lax.psum(loss.weight, DATA_AXES)) / n_shards
+
+
+def positive(weight: jax.Array) -> jax.Array:
+    """A weight that can be divided by: nothing at all counts as one, so that an empty batch has loss and gradient 0."""
+    return jnp.where(weight > 0, weight, 1.0)
+
+
+def as_before(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Model state in the dtype it lasts in, whatever dtype the model computed it in."""
+    return new if new.dtype == old.dtype else new.astype(old.dtype)

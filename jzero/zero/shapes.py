@@ -1,0 +1,152 @@
+"""What tracing a model tells before a step is built: shapes, what trains, and which dimensions loops walk along."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
+from jzero.config import Config, ResolvedConfig
+from jzero.config.resolve.auto import hidden_size_of
+from jzero.errors import BatchError, ModelError
+from jzero.flax.model import Model, adapt
+from jzero.flax.rematerialise import remat
+from jzero.gather import scanned_dims
+from jzero.gather.trace.regions import inputs_on_host
+from jzero.sharding.mesh import DATA_AXES, shard_over_data
+from jzero.sharding.placement import path_name
+from jzero.sharding.trees import is_placement
+from jzero.zero.precision import Precision
+
+Trainable = Callable[[str], bool]
+"""Whether to train a parameter, by its dotted name."""
+
+
+def adapted(model: object, loss_fn: LossFn, config: Config) -> Model:
+    """The model and its loss as pure functions, with what the configuration says of rematerialisation.
+
+    Args:
+        model: see `jzero.initialize`; what this function gave comes back as it is.
+        loss_fn: see `jzero.initialize`.
+        config: resolved or not.
+    """
+    if isinstance(model, Model):
+        return model
+    if config.jzero.remat:
+        model = remat(model, config.jzero.remat.modules, config.jzero.remat.policy)
+    pure = adapt(model, loss_fn)
+    offloads = config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing
+    # Under `jit` so that a loss is traced once for the search for loops, the step, and every setting of a plan.
+    return pure._replace(apply=jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4))
+
+
+def model_width(model: Model, sample_batch: Batch) -> int | None:
+    """The width of a model, which `"auto"` sizes of buckets derive from; None if it has no matrices.
+
+    Args:
+        model: from `adapted`.
+        sample_batch: see `jzero.initialize`; the model is traced with its shapes.
+    """
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), sample_batch
+    )
+    params, _ = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), batch)
+    return hidden_size_of(x.shape for x in jax.tree.leaves(params))
+
+
+def batch_shapes(sample_batch: Batch, config: ResolvedConfig, mesh: Mesh) -> Batch:
+    """`[train_batch_size, ...]` -> abstract `[accumulation, micro-batch, ...]`, sharded on the second dimension."""
+    n_micro, total = config.gradient_accumulation_steps, config.train_batch_size
+    if not jax.tree.leaves(sample_batch):
+        raise BatchError("sample_batch holds no arrays; give one batch as train_batch would get it.")
+    per_process = total // jax.process_count()
+
+    def reshaped(path, x):
+        if not jnp.ndim(x) or x.shape[0] not in (total, per_process):
+            raise BatchError(
+                f"sample_batch leaf {path_name(path) or '(the batch itself)'} has shape {tuple(jnp.shape(x))}; "
+                f"its leading dimension must be train_batch_size = {total}."
+            )
+        sharding = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's 64 bits become 32 unless JAX is told otherwise
+        return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(reshaped, sample_batch)
+
+
+def local_shapes(batch: Batch, n_shards: int) -> Batch:
+    """The part of one micro-batch that one device sees."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[1] // n_shards, *x.shape[2:]), x.dtype), batch)
+
+
+def abstract_model(model: Model, dtypes: Precision, local_batch: Batch) -> tuple[Params, ModelState]:
+    """Shapes of the master parameters and of the model state."""
+
+    def init(key, batch):
+        params, model_state = model.init(key, batch)
+        return dtypes.master_params(params), dtypes.state(model_state)
+
+    params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
+    if not jax.tree.leaves(params):
+        raise ModelError(
+            "the model has no parameters (nnx.Param, or the collection 'params' in Linen), so nothing to train."
+        )
+    return params, model_state
+
+
+def trainable_mask(params: Params, trainable: Trainable | Mask | None) -> Mask:
+    """A pytree of bool like the parameters; integer leaves cannot be trained."""
+    if callable(trainable):
+        mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path_name(path))), params)
+    elif trainable is None:
+        mask = jax.tree.map(lambda _: True, params)
+    elif jax.tree.structure(trainable) == jax.tree.structure(params):
+        mask = jax.tree.map(bool, trainable)
+    else:
+        raise ModelError("trainable must be a function of a parameter's name or a pytree of bool like the parameters.")
+    mask = jax.tree.map(lambda wanted, x: wanted and jnp.issubdtype(x.dtype, jnp.inexact), mask, params)
+    if not any(jax.tree.leaves(mask)):
+        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        raise ModelError(f"no parameter is trainable; the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}.")
+    return mask
+
+
+def scanned_by_loops(
+    model: Model, dtypes: Precision, mesh: Mesh, params: Params, model_state: ModelState, local_batch: Batch
+) -> Mapping[int, frozenset[int]]:
+    """Traces the loss once, inside `shard_map` so that it may name mesh axes, to find what its loops walk along."""
+    found: dict[int, frozenset[int]] = {}
+
+    def probe(params, model_state, batch, key):
+        def loss(params, model_state, batch, key):
+            return model.apply(params, model_state, batch, key, True)
+
+        found.update(scanned_dims(loss, dtypes.computed(params), model_state, dtypes.inputs(batch), key))
+        return ()
+
+    spec = PartitionSpec()
+    key = jax.eval_shape(jax.random.key, 0)
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    return found
+
+
+def layer_size(placements: Placements, scanned: Mapping[int, frozenset[int]]) -> int:
+    """Elements that one iteration of the innermost loops over layers gathers."""
+    flat = jax.tree.leaves(placements, is_leaf=is_placement)
+    return sum(
+        math.prod(n for d, n in enumerate(flat[i].shape) if d not in dims)
+        for i, dims in scanned.items()
+        if flat[i].dim is not None
+    )
+
+
+def loop_dims(params: Params, mask: Mask, scanned: Mapping[int, frozenset[int]]) -> Mapping[str, frozenset[int]]:
+    """Dotted name of each trainable parameter -> the dimensions that a loop over layers walks along."""
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return {
+        name: scanned.get(i, frozenset())
+        for i, (name, wanted) in enumerate(zip(names, jax.tree.leaves(mask), strict=True))
+        if wanted
+    }

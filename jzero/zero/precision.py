@@ -1,4 +1,4 @@
-"""Which dtype each thing has: parameters as they last and as they compute, gradients on the wire and at rest, moments.
+"""Which dtype each thing has: parameters kept and in compute, gradients summed and accumulated, moments.
 
 The update itself is always computed in fp32: what lasts in 16 bits is widened for it and rounded once.
 """
@@ -42,7 +42,7 @@ class Precision:
     kept: tuple[str, ...]
 
     def master_params(self, params: Params) -> Any:
-        """The lasting form of parameters; see `param_dtype`."""
+        """Parameters as they are kept between steps; see `param_dtype`."""
         return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.param_dtype))
 
     def casts(self, params: Params) -> Any:
@@ -62,7 +62,7 @@ class Precision:
         return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, master_params)
 
     def state(self, model_state: ModelState) -> Any:
-        """The lasting form of the model's state."""
+        """The model's state as it is kept between steps."""
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
     def inputs(self, tree: PyTree) -> Any:

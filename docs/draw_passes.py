@@ -87,7 +87,7 @@ def backward() -> str:
         parts.append(arrow(f"{x},{start} {between},{start} {between},{end} {before},{end}", "weight"))
         parts.append(text(between, start + 20, f"W{i - 1}, in place of", "small"))
         parts.append(text(between, start + 36, "the zeros' cotangent", "small"))
-    parts.append(text(COLUMNS[3] + WIDTH - 18, BACKWARD_BOXES - 28, "kept: activations, no weights", "small", "end"))
+    parts.append(text(COLUMNS[2] + WIDTH - 18, BACKWARD_BOXES - 28, "kept: activations, no weights", "small", "end"))
     return "".join(parts)
 
 

@@ -132,6 +132,7 @@ def functional(
         JzeroError: whatever does not fit, in one sentence.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from flax import nnx
         >>> fns = functional(
         ...     model=lambda rngs: nnx.Linear(4, 1, rngs=rngs),

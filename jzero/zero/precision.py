@@ -1,4 +1,4 @@
-"""Which dtype each thing has: parameters as they last and as they compute, gradients on the wire and at rest, moments.
+"""Which dtype each thing has: parameters as they last and as they compute, gradients as sent and at rest, moments.
 
 The update itself is always computed in fp32: what lasts in 16 bits is widened for it and rounded once.
 """

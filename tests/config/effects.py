@@ -66,7 +66,7 @@ EFFECTS: dict[str, dict[str, str]] = {
             "zero_optimization.offload_optimizer.buffer_count aio.block_size aio.queue_depth aio.intra_op_parallelism"
         ),
     },
-    "tests/offload/test_offload_plan.py": {
+    "tests/offload/test_plan.py": {
         "test_a_ratio_keeps_the_smaller_part_on_the_device": "zero_optimization.offload_optimizer.ratio",
         "test_sub_group_size_bounds_a_piece": "zero_optimization.sub_group_size",
     },

@@ -45,7 +45,7 @@ class Fence:
 
 @dataclass
 class _Gather:
-    """One form at one position: where it comes from."""
+    """One gather key at one position: where it comes from."""
 
     position: int
     gather_key: DeferredParam

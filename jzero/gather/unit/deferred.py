@@ -1,7 +1,7 @@
 """A parameter that compute has not asked for yet: which one it is, and what to replay on the full value.
 
 It holds no arrays: the same description serves to plan a program and to run it. A parameter that is whole on every
-device is lazy too, so that all stages run the same way; using it moves nothing.
+device is deferred too, so that all stages run the same way; using it moves nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -87,7 +87,7 @@ class DeferredParam:
         return replace(self, placement=self.placement.layer)
 
     def follow(self, eqn: Equation) -> "DeferredParam | None":
-        """The value after one more equation, still lazy, or None if that equation needs the full array."""
+        """The value after one more equation, still deferred, or None if that equation needs the full array."""
         if is_cast(eqn):
             return self._cast(eqn)
         if stops_gradient(eqn):

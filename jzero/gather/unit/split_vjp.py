@@ -106,7 +106,7 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
 
 def recomputing_vjp(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> SplitVJP:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
-    fn = jax.jit(fn)  # units that are alike share its trace, and that of its gradient
+    fn = jax.jit(fn)  # units of the same structure share its trace, and that of its gradient
     movers = _Movers(fn, operands)
 
     @jax.jit

@@ -1,6 +1,6 @@
 """Pictures of a plan: figures for notebooks, drawn with matplotlib, and one HTML report that needs nothing.
 
-Layouts draw themselves in a notebook, see `jzero.plan.layouts`.
+Layouts draw themselves in a notebook, see `jzero.explain.layouts`.
 """
 
 from typing import TYPE_CHECKING

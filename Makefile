@@ -3,7 +3,7 @@
 # make test-fast  run a part of them in two minutes
 # make test-full  run them and those that take an hour
 # make check    lint, layers of imports, types and the examples in docstrings
-# make docs     write the tables of docs/configuration.md anew
+# make docs     write the tables of docs/configuration.md and draw docs/passes.svg anew
 # make notebooks  run the notebooks and keep what they show
 # make results  compile what docs/results shows, for GPUs that are not there
 # make bench    measure steps on simulated devices, programs compiled for GPUs, and a GPU if there is one (hours)
@@ -43,6 +43,7 @@ check: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m jzero.config.show.reference docs/configuration.md
+	$(BIN)/python docs/draw_passes.py
 
 notebooks: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/jupyter-execute --inplace --NotebookClient.record_timing=False \

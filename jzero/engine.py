@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero import checkpoint
-from jzero.base.types import PyTree
+from jzero.base.types import Batch, PyTree
 from jzero.config import ResolvedConfig
 from jzero.errors import (
     BatchError,
@@ -87,7 +87,7 @@ class Engine:
         """
         return explain(self.functional)
 
-    def train_batch(self, batch: Any) -> dict[str, jax.Array]:
+    def train_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Takes one training step.
 
         Args:
@@ -134,7 +134,7 @@ class Engine:
         names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained, is_leaf=is_placement)]
         return why_skipped(metrics, names, self.config.gradient_accumulation_steps)
 
-    def eval_batch(self, batch: Any) -> dict[str, jax.Array]:
+    def eval_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Evaluates the loss without training.
 
         Args:
@@ -270,7 +270,7 @@ class Engine:
         if self._stopped is not None:
             raise self._stopped
 
-    def _place(self, batch: Any) -> Any:
+    def _place(self, batch: Batch) -> Any:
         """Checks a training batch and spreads it over the mesh, `[rows, ...]` -> `[accumulation, micro-batch, ...]`."""
         expected = self.functional.batch
         if jax.tree.structure(batch) != jax.tree.structure(expected):
@@ -281,7 +281,7 @@ class Engine:
         n_micro = self.config.gradient_accumulation_steps
         rows = self.config.train_batch_size // jax.process_count()
 
-        def place(path: Any, x: Any, like: Any) -> jax.Array:
+        def place(path: Any, x: Any, like: PyTree) -> jax.Array:
             x = np.asarray(x)
             if x.shape != (rows, *like.shape[2:]):
                 raise BatchError(

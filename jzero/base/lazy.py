@@ -1,6 +1,7 @@
 """Names of a package that are loaded when they are first used (PEP 562), so that importing the package costs little."""
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes a package's `__getattr__` and `__dir__`.
 
-    A name, once loaded, is an attribute like any other. Type checkers do not follow this; a package imports the same
-    names under `TYPE_CHECKING` for them, and calls this where they do not look.
+    A name, once loaded, is an attribute like any other; a submodule is one too, as if the package had imported it. Type
+    checkers do not follow this; a package imports the same names under `TYPE_CHECKING` for them, and calls this where
+    they do not look.
 
     Args:
         package: the package's `__name__`.
@@ -34,7 +36,9 @@ def lazy_names(
         if name in submodules:
             return importlib.import_module(submodules[name])
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            if name.startswith("_") or importlib.util.find_spec(f"{package}.{name}") is None:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value

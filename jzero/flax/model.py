@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
+from jzero.base.types import Batch, ModelState
 from jzero.errors import ModelError
 from jzero.flax.tied import tied_names
 from jzero.sharding.mesh import DATA_AXES
@@ -52,7 +53,7 @@ class Outcome(NamedTuple):
 
     loss: Mean
     metrics: dict[str, Mean]
-    model_state: Any
+    model_state: ModelState
 
 
 class Model(NamedTuple):
@@ -85,7 +86,7 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
     """
     takes_train = "train" in inspect.signature(loss_fn).parameters
 
-    def loss(module: Any, batch: Any, train: bool) -> tuple[Mean, dict[str, Mean]]:
+    def loss(module: Any, batch: Batch, train: bool) -> tuple[Mean, dict[str, Mean]]:
         return as_means(loss_fn(module, batch, train=train) if takes_train else loss_fn(module, batch))
 
     if isinstance(model, nn.Module):

@@ -16,6 +16,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
+from jzero.base.types import PyTree
 from jzero.errors import ModelError
 from jzero.jaxpr.policies import OFFLOAD, POLICIES, named_inputs
 
@@ -152,7 +153,7 @@ def _recomputing(cls: type, policy: Callable | None) -> type:
         nodes = [self, *(None if isinstance(x, jax.Array) else x for x in traced)]
         graphdef, state = nnx.split(nodes)
 
-        def run(state: Any, arrays: list[Any]) -> tuple[Any, Any]:
+        def run(state: PyTree, arrays: list[Any]) -> tuple[Any, Any]:
             inside, arrays = nnx.merge(graphdef, state), named_inputs(arrays) if policy is OFFLOAD else arrays
             before = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(nnx.state(inside))}
             given = iter(arrays)

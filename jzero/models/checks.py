@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 
+from jzero.base.remat_policies import JAX_POLICIES
 from jzero.errors import ConfigError
+from jzero.jaxpr.policies import POLICIES
 
 
 def check_sizes(config: Any, *names: str) -> None:
@@ -55,12 +57,18 @@ def check_dropout(config: Any) -> None:
 def check_blocks(config: Any) -> None:
     """Refuses a `scan_layers` or `remat` that `jzero.models.blocks` cannot follow."""
     check_flags(config, "scan_layers")
-    if not isinstance(config.remat, bool) and not hasattr(jax.checkpoint_policies, str(config.remat)):
+    if isinstance(config.remat, bool) or config.remat in JAX_POLICIES:
+        return
+    if hasattr(jax.checkpoint_policies, str(config.remat)):  # a factory
         raise ConfigError(
-            f"model.remat must be true, false or the name of one of jax.checkpoint_policies, not {config.remat!r}."
+            f"model.remat {config.remat!r} takes arguments, which a name cannot give; the policies that take none are "
+            f"{', '.join(JAX_POLICIES)}."
         )
+    raise ConfigError(
+        f"model.remat must be true, false or the name of one of jax.checkpoint_policies, not {config.remat!r}."
+    )
 
 
 def remat_policy(remat: bool | str) -> Any:
     """The `policy` argument of `jax.checkpoint` for a `remat` option; None recomputes everything."""
-    return getattr(jax.checkpoint_policies, remat) if isinstance(remat, str) else None
+    return POLICIES[remat] if isinstance(remat, str) else None

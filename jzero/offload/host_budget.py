@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jzero.base.types import Mask, Placements, PyTree
 from jzero.base.units import format_bytes
 from jzero.errors import ConfigError
 from jzero.sharding.host_memory import PINNED_HOST
@@ -47,7 +48,7 @@ class Budget:
 
 
 def budget(
-    state: Any, params_on_host: Any, placements: Any, *, at_use: bool, n_micro: int, in_files: int = 0
+    state: PyTree, params_on_host: Mask, placements: Placements, *, at_use: bool, n_micro: int, in_files: int = 0
 ) -> Budget:
     """Adds up what a device takes of its host.
 
@@ -127,5 +128,5 @@ def free_memory() -> int | None:
     return left if free is None else min(free, left)
 
 
-def _hosted(state: Any) -> list[Any]:
+def _hosted(state: PyTree) -> list[Any]:
     return [x for x in jax.tree.leaves(state) if x.sharding.memory_kind == PINNED_HOST]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jzero.base.types import Params, PyTree
 from jzero.sharding.placement import path_name
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
@@ -73,10 +74,10 @@ def scale_by_deepspeeds_muon(momentum: float, loop_dims: LoopDims) -> optax.Grad
         loop_dims: where layers are stacked; each layer's matrix is orthogonalised for itself.
     """
 
-    def init(params: Any) -> optax.EmaState:
+    def init(params: Params) -> optax.EmaState:
         return optax.EmaState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.EmaState]:
+    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.EmaState]:
         del params
         ema = optax.tree.update_moment(updates, state.ema, momentum, 1)
         ahead = optax.tree.update_moment(updates, ema, momentum, 1)

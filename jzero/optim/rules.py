@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jzero.base.types import Params
 from jzero.config.schema import optimizer_params as p
 from jzero.errors import ConfigError
 from jzero.optim import transforms
@@ -224,7 +225,7 @@ RULES: dict[type, Callable[[Any, Setting], Transformation]] = {
 """The rule by the schema of the type's parameters."""
 
 
-def takes_momentum(params: Any, momentum: Momentum) -> bool:
+def takes_momentum(params: Params, momentum: Momentum) -> bool:
     """Whether the optimizer has a momentum that the schedule cycles.
 
     Raises:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jzero.base.types import Params, PyTree
+
 
 def scale_by_uncorrected_adam(
     b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: float = 0.0
@@ -23,12 +25,12 @@ def scale_by_uncorrected_adam(
         eps_root: added to it under the root.
     """
 
-    def init(params: Any) -> optax.ScaleByAdamState:
+    def init(params: Params) -> optax.ScaleByAdamState:
         return optax.ScaleByAdamState(
             jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params)
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByAdamState]:
         del params
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
@@ -59,12 +61,12 @@ def scale_by_nadam(
         momentum_decay: how fast the momentum b1 * (1 - 0.96 ** (t * momentum_decay) / 2) rises.
     """
 
-    def init(params: Any) -> ScaleByNAdamState:
+    def init(params: Params) -> ScaleByNAdamState:
         zeros = optax.tree.zeros_like(params)
         one = jnp.ones((), jnp.promote_types(optax.tree.dtype(params, "highest"), jnp.float32))
         return ScaleByNAdamState(jnp.zeros((), jnp.int32), one, zeros, optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScaleByNAdamState]:
+    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, ScaleByNAdamState]:
         del params
         count = jnp.asarray(optax.safe_increment(state.count))
         t = count.astype(state.momenta.dtype)
@@ -92,10 +94,10 @@ def scale_by_root_of_sum(initial: float, eps: float) -> optax.GradientTransforma
         eps: added to their root.
     """
 
-    def init(params: Any) -> optax.ScaleByRssState:
+    def init(params: Params) -> optax.ScaleByRssState:
         return optax.ScaleByRssState(optax.tree.full_like(params, initial))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByRssState]:
+    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByRssState]:
         del params
         sums = jax.tree.map(lambda g, s: s + jnp.square(jnp.abs(g)), updates, state.sum_of_squares)
         return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), updates, sums), optax.ScaleByRssState(sums)
@@ -116,10 +118,10 @@ def scale_by_rprop(
         largest: upper bound.
     """
 
-    def init(params: Any) -> optax.ScaleByRpropState:
+    def init(params: Params) -> optax.ScaleByRpropState:
         return optax.ScaleByRpropState(optax.tree.full_like(params, first), optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByRpropState]:
+    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByRpropState]:
         del params
         turns = jax.tree.map(lambda g, b: jnp.sign(g) * jnp.sign(b), updates, state.prev_updates)
         sizes = jax.tree.map(

@@ -18,12 +18,12 @@ from jzero.sharding.mesh import DATA_AXES, REPLICA_AXIS, SHARD_AXIS
 from jzero.sharding.placement import Placement
 
 PIECE_BYTES = 256 * 2**20
-"""A gradient that is widened to travel does so in pieces of at most this size; only token embeddings are larger."""
+"""A gradient that is widened to be sent is sent in pieces of at most this size; only token embeddings are larger."""
 
 
 @dataclass(frozen=True)
 class GradReduceConfig:
-    """How gradients travel.
+    """How gradients are summed over the devices.
 
     Attributes:
         dtype: in which gradients are summed over the mesh (DeepSpeed key `communication_data_type`).
@@ -31,7 +31,7 @@ class GradReduceConfig:
         n_summed: number of devices whose gradients are added.
         prescale: gradients are divided by that number before they are added (DeepSpeed key `prescale_gradients`).
         predivide: what they are divided by instead, if not 1 (DeepSpeed key `gradient_predivide_factor`).
-        rounded: gradients travel in fp32, rounded to `dtype` before and after the sum. For bf16 on CPU devices: XLA
+        rounded: gradients are sent in fp32, rounded to `dtype` before and after the sum. For bf16 on CPU devices: XLA
             sums in fp32 there anyway, but aborts over its own cast where `shard_map` leaves an axis to the compiler.
         pipelined: loops gather and scatter beside another layer's products (DeepSpeed key `overlap_comm`); see
             `jzero.gather.schedule.loop_pipeline`.
@@ -73,7 +73,7 @@ def label(kind: str, name: str, use: str = "") -> Any:
 
 
 def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, ...] = ()) -> jax.Array:
-    """Shard -> full array of the true shape, cast (in order) before it travels."""
+    """Shard -> full array of the true shape, cast (in order) before it is sent."""
     for dtype in casts:
         shard = shard.astype(dtype)
     if placement.dim is None:
@@ -86,7 +86,7 @@ def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, 
 def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> jax.Array:
     """Local gradient of the true shape -> the sum over all data shards, of which the caller keeps its own shard.
 
-    Floating gradients come back in fp32 whatever they travelled in, complex ones in their own dtype.
+    Floating gradients come back in fp32 whatever they were sent in, complex ones in their own dtype.
     """
     assert placement.dim is not None, "a whole gradient is summed, not scattered"
     if placement.stacked:
@@ -103,9 +103,9 @@ def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceC
 
 
 def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> tuple[int, list[jax.Array]]:
-    """Cuts a gradient that is widened to travel, so that no more than `PIECE_BYTES` of it are wide at a time.
+    """Cuts a gradient that is widened to be sent, so that no more than `PIECE_BYTES` of it are wide at a time.
 
-    The cut runs across the divided dimension, which leaves every device the same shard of each piece.
+    The cut runs across the sharded dimension, which leaves every device the same shard of each piece.
     """
     widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
     across = int(np.argmax(widths))

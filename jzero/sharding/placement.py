@@ -1,8 +1,8 @@
-"""Which dimension of each parameter is divided over the shards: one pure function from shapes to placements.
+"""Which dimension of each parameter is sharded: one pure function from shapes to placements.
 
 Dimension 0 is preferred because a gather there is free of copies. A dimension that a `scan` walks over is never
-divided, since each iteration would then live on one device only. A large leaf that nothing divides is padded; a small
-one stays whole.
+sharded, since each iteration would then live on one device only. A large leaf that nothing divides is padded; a small
+one stays replicated.
 """
 
 import math
@@ -26,7 +26,7 @@ class Placement:
 
     Attributes:
         shape: the true shape, as the model knows it.
-        dim: the divided dimension, or None for a replicated array.
+        dim: the sharded dimension, or None for a replicated array.
         n_shards: the number of equal parts along `dim`.
         stacked: dimension 0 counts layers that a loop walks over; collectives then take one layer at a time, since a
             gather along a later dimension would need a second copy of the whole stack to bring it into order.

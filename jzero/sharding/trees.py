@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jzero.base.types import Mask, Params, Placements, PyTree
 from jzero.sharding import host_memory as memory
 from jzero.sharding.placement import Placement
 
@@ -17,7 +18,7 @@ def is_placement(x: Any) -> bool:
     return isinstance(x, Placement)
 
 
-def split(params: Any, trainable: Any) -> tuple[Any, Any]:
+def split(params: Params, trainable: Mask) -> tuple[Any, Any]:
     """Splits a parameter tree into its trainable and its frozen part; None stands where a leaf belongs to the other."""
     chosen = jax.tree.map(lambda t, x: x if t else None, trainable, params)
     return chosen, jax.tree.map(lambda t, x: None if t else x, trainable, params)
@@ -28,17 +29,17 @@ def join(chosen: Any, rest: Any) -> Any:
     return jax.tree.map(lambda a, b: b if a is None else a, chosen, rest, is_leaf=lambda x: x is None)
 
 
-def pad(tree: Any, placements: Any) -> Any:
+def pad(tree: PyTree, placements: Placements) -> Any:
     """True shapes -> padded shapes, leaf by leaf."""
     return jax.tree.map(lambda p, x: p.pad(x), placements, tree, is_leaf=is_placement)
 
 
-def unpad(tree: Any, placements: Any) -> Any:
+def unpad(tree: PyTree, placements: Placements) -> Any:
     """Padded shapes -> true shapes, leaf by leaf."""
     return jax.tree.map(lambda p, x: p.unpad(x), placements, tree, is_leaf=is_placement)
 
 
-def owners(state: Any, params: Any) -> Any:
+def owners(state: PyTree, params: Params) -> Any:
     """Finds the parameter that each leaf of an optimizer state mirrors.
 
     Args:
@@ -63,7 +64,7 @@ def owners(state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(owner, state)
 
 
-def place_like_params(state: Any, params: Any, placements: Any) -> Any:
+def place_like_params(state: PyTree, params: Params, placements: Placements) -> Any:
     """Places an optimizer state: what mirrors a parameter lies like it, the rest is replicated.
 
     Args:
@@ -79,7 +80,7 @@ def place_like_params(state: Any, params: Any, placements: Any) -> Any:
     return jax.tree.map(place, owners(state, params), state)
 
 
-def shardings(placements: Any, mesh: Mesh, on_host: Any | None = None) -> Any:
+def shardings(placements: Placements, mesh: Mesh, on_host: Mask | None = None) -> Any:
     """Turns a pytree of placements into one of `NamedSharding`s.
 
     Args:
@@ -94,7 +95,7 @@ def shardings(placements: Any, mesh: Mesh, on_host: Any | None = None) -> Any:
     )
 
 
-def stored(placements: Any, dtypes: Any, mesh: Mesh, on_host: Any | None = None) -> Any:
+def stored(placements: Placements, dtypes: Any, mesh: Mesh, on_host: Mask | None = None) -> Any:
     """The abstract arrays of a state as it is stored: padded shapes, with shardings; see `shardings`."""
     return jax.tree.map(
         lambda p, s, x: jax.ShapeDtypeStruct(p.padded_shape, x.dtype, sharding=s),

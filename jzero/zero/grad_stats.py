@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jzero.base.types import Casts, Grads, Placements, PyTree
 from jzero.offload.host.stream import reduce_in_pieces, serialize_after
 from jzero.sharding.host_memory import is_on_host
 from jzero.sharding.mesh import SHARD_AXIS
@@ -34,7 +35,7 @@ class GradStats(NamedTuple):
 
 
 def measure_grads(
-    grads: Any, placements: Any, casts: Any, scale: jax.Array, unscale: jax.Array, piece_elements: int
+    grads: Grads, placements: Placements, casts: Casts, scale: jax.Array, unscale: jax.Array, piece_elements: int
 ) -> GradStats:
     """Looks at the gradients of a step; for use inside `shard_map`.
 
@@ -93,7 +94,7 @@ def first(flags: jax.Array) -> jax.Array:
     return jnp.where(flags.any(), jnp.argmax(flags).astype(jnp.int32), -1)
 
 
-def all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: PyTree) -> jax.Array:
     """Whether all numbers of a pytree of floating or complex arrays are finite: `bool[]`.
 
     Their sum tells, for one addition a number. Numbers so large that only the sum is infinite do not pass, but then

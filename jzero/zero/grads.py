@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jzero.base.types import Grads, Metrics, ModelState
+from jzero.base.types import Grads, Metrics, ModelState, Params, Placements
 from jzero.flax.model import Mean
 from jzero.gather import Limits, gather_at_use
 from jzero.optim.apply import widened
@@ -77,7 +77,7 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     return shard_over_data(local, spec.mesh, in_specs, GradOutputs(specs, *[P()] * 6))  # pyright: ignore
 
 
-def compute_params(spec: StepSpec, params_sharded: Any, stored: Any, *, train: bool) -> tuple[Any, Callable]:
+def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool) -> tuple[Any, Callable]:
     """The parameters that enter the loss, and the loss that takes them, as the stage has it.
 
     Args:
@@ -119,7 +119,7 @@ def compute_params(spec: StepSpec, params_sharded: Any, stored: Any, *, train: b
     )
 
 
-def _reduce_at_end(plan: StagePlan, grads: Any, placements: Any, grad_reduce: GradReduceConfig) -> Any:
+def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Any:
     """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
@@ -142,7 +142,7 @@ def averages_of(sums: dict[str, Mean], count: int) -> dict[str, jax.Array]:
     return {name: m.total / (count if m.weight is None else positive(m.weight)) for name, m in totals.items()}
 
 
-def _agree(model_state: Any, before: Any) -> Any:
+def _agree(model_state: ModelState, before: Any) -> Any:
     """Averages model state that a step has changed, so that it stays the same on every device."""
 
     def agree(new, old):

@@ -147,7 +147,7 @@ def _summed(
     return Accumulated(grads, sums, unscale, bad, new_model_state)
 
 
-def _accumulate(micro_step: Callable, trained: Any, model_state: Any, batch: Any, n_micro: int) -> Any:
+def _accumulate(micro_step: Callable, trained: Params, model_state: ModelState, batch: Batch, n_micro: int) -> Any:
     """Runs the micro-batches one after the other: adds up the first thing that each gives, and lists the second.
 
     The first thing is gradients like `trained`, sums, and a weight, by which gradients on the host are still to be
@@ -173,7 +173,7 @@ def _accumulate(micro_step: Callable, trained: Any, model_state: Any, batch: Any
     return totals, noted, model_state
 
 
-def in_dtype(dtype: Any, grads: Any) -> Any:
+def in_dtype(dtype: Any, grads: Grads) -> Any:
     """Floating gradients in another dtype; on the host they stay as they are."""
 
     def cast(g: jax.Array) -> jax.Array:

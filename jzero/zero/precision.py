@@ -1,4 +1,4 @@
-"""Which dtype each thing has: parameters as they last and as they compute, gradients as sent and at rest, moments.
+"""Which dtype each thing has: parameters kept and in compute, gradients summed and accumulated, moments.
 
 The update itself is always computed in fp32: what lasts in 16 bits is widened for it and rounded once.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import ModelState, Params, PyTree
 from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError
 from jzero.sharding.placement import path_name
@@ -40,35 +41,35 @@ class Precision:
     buffers: Any
     kept: tuple[str, ...]
 
-    def master_params(self, params: Any) -> Any:
-        """The lasting form of parameters; see `param_dtype`."""
+    def master_params(self, params: Params) -> Any:
+        """Parameters as they are kept between steps; see `param_dtype`."""
         return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.param_dtype))
 
-    def casts(self, params: Any) -> Any:
+    def casts(self, params: Params) -> Any:
         """The casts that each parameter passes through on its way into the loss: a pytree of tuples of dtypes."""
         return self._each(params, lambda _, kept: () if kept else (jnp.dtype(self.compute),), otherwise=lambda _: ())
 
-    def computed(self, master_params: Any) -> Any:
+    def computed(self, master_params: Params) -> Any:
         """What the loss sees of parameters that are whole."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.compute))
 
-    def optimized(self, master_params: Any) -> Any:
+    def optimized(self, master_params: Params) -> Any:
         """What the optimizer's state is made like."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.moments))
 
-    def grad_params(self, master_params: Any) -> Any:
+    def grad_params(self, master_params: Params) -> Any:
         """What gradients are taken of. A sum over devices does not fit fp16 where the mean it becomes does."""
         return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, master_params)
 
-    def state(self, model_state: Any) -> Any:
-        """The lasting form of the model's state."""
+    def state(self, model_state: ModelState) -> Any:
+        """The model's state as it is kept between steps."""
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
-    def inputs(self, tree: Any) -> Any:
+    def inputs(self, tree: PyTree) -> Any:
         """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
         return tree if self.compute is None else _cast(tree, self.compute)
 
-    def check(self, params: Any) -> None:
+    def check(self, params: Params) -> None:
         """Refuses a pattern that fits no parameter.
 
         Raises:
@@ -82,7 +83,7 @@ class Precision:
                     f"the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}."
                 )
 
-    def _each(self, params: Any, form: Any, otherwise: Any = lambda x: x) -> Any:
+    def _each(self, params: Params, form: Any, otherwise: Any = lambda x: x) -> Any:
         """Maps over parameters: those that compute in 16 bits, or would if their names did not keep them from it."""
 
         def one(path: Any, x: Any) -> Any:
@@ -93,7 +94,7 @@ class Precision:
         return jax.tree_util.tree_map_with_path(one, params)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast(tree: PyTree, dtype: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 

@@ -50,7 +50,7 @@ class StepSpec:
 
     @property
     def grad_reduce(self) -> GradReduceConfig:
-        """How gradients travel."""
+        """How gradients are summed over the devices."""
         return GradReduceConfig(
             dtype=self.precision.reduce,
             n_replicas=self.mesh.shape["replica"],

@@ -32,10 +32,10 @@ class StagePlan:
 
     Attributes:
         stage: the DeepSpeed integer, key `zero_optimization.stage`.
-        shards_state: the fp32 master parameters and the optimizer's moments are divided over the data axis.
+        shards_state: the fp32 master parameters and the optimizer's moments are sharded over the data axis.
         gather: when the parameters used in compute are gathered.
         reduce: when gradients are reduced.
-        persists_small_leaves: `stage3_param_persistence_threshold` says which leaves stay whole.
+        persists_small_leaves: `stage3_param_persistence_threshold` says which leaves stay replicated.
     """
 
     stage: int
@@ -46,7 +46,7 @@ class StagePlan:
 
     @property
     def scatters_at_use(self) -> bool:
-        """Whether gradients of divided leaves leave the backward pass as shards, and the accumulator is sharded."""
+        """Whether gradients of sharded leaves leave the backward pass as shards, and the accumulator is sharded."""
         return self.reduce is Reduce.SCATTER_AT_USE
 
 

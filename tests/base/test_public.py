@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,9 @@ def test_type_checkers_see_the_names_that_load_late():
         late = [name for name in names.split() if f'"{name}"' in table or f'"{package}.{name}"' in table]
         imported = [name for line in before.splitlines() for name in line.partition(" import ")[2].split(", ") if name]
         assert sorted(imported) == sorted(late)
+
+
+def test_a_submodule_is_there_without_an_import_of_its_own():
+    program = "import jzero; print(jzero.checkpoint.convert.__name__, jzero.models.GPT.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "jzero.checkpoint.convert GPT\n"

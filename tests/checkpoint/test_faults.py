@@ -151,7 +151,7 @@ def test_training_goes_on_after_a_failed_save_and_the_next_one_is_due_soon(tmp_p
             checkpoints.finish()
         assert said == [f"The checkpoint {folder / 'checkpoint-1'} could not be written: {words}."]
         later = time.monotonic() + 61
-        monkeypatch.setattr(checkpoint.run.folder.time, "monotonic", lambda: later)
+        monkeypatch.setattr("jzero.checkpoint.run.folder.time.monotonic", lambda: later)
         assert checkpoints.due()
         if ballast is not None:
             ballast.unlink()
@@ -180,7 +180,7 @@ def test_a_vanished_folder_is_made_again(tmp_path):
 def undamaged(tmp_path_factory):
     path = tmp_path_factory.mktemp("undamaged") / "c"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.format.header, "SMALL_FILE_BYTES", 10_000)  # the data files count as large ones
+        patch.setattr("jzero.checkpoint.format.header.SMALL_FILE_BYTES", 10_000)  # the data files count as large ones
         save(path, 1)
     return path
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jzero import checkpoint
 from jzero.checkpoint import read_header
 from jzero.checkpoint.run import place
 from jzero.config import load_run
@@ -155,7 +154,7 @@ def test_minutes_ask_for_a_save(prepared, tmp_path, monkeypatch):
         return batch(index, *args, **kwargs)
 
     run.corpus.train.batch = batch_that_takes_an_hour
-    monkeypatch.setattr(checkpoint.run.folder.time, "monotonic", lambda: clock() + skipped[0])
+    monkeypatch.setattr("jzero.checkpoint.run.folder.time.monotonic", lambda: clock() + skipped[0])
     train(run)
     assert [step for step, _ in place.complete_in(tmp_path)] == [2, 6]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jzero import checkpoint
+from jzero.checkpoint.format import arrays
 from jzero.checkpoint.run import place
 from jzero.errors import CheckpointError
 from jzero.sharding.placement import Placement
@@ -91,7 +92,7 @@ def test_the_file_holds_true_shapes_whatever_the_padding(tmp_path, kind):
             assert not whole[rows:].any()
     _, header = checkpoint.read_header(tmp_path / "c")
     assert header.leaves["odd"].shape == (13, 5)
-    assert checkpoint.format.arrays.open_leaf(tmp_path / "c", "odd").shape == (13, 5)
+    assert arrays.open_leaf(tmp_path / "c", "odd").shape == (13, 5)
 
 
 def test_saving_again_replaces(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import jzero
 from jzero import models
 from jzero.checkpoint import read_header
+from jzero.checkpoint.convert.exporting import export
 from jzero.checkpoint.convert.importing import read_params, read_rules
 from jzero.cli.program import app
 from tests.helpers import batches, build, host
@@ -278,4 +279,4 @@ def test_damage_is_found_on_the_way_out(gpt, tmp_path):
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     with pytest.raises(jzero.JzeroError, match=r"is damaged"):
-        jzero.checkpoint.convert.exporting.export(path, tmp_path / "out")
+        export(path, tmp_path / "out")

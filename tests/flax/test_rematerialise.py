@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax.extend.core import primitives
 
 import jzero
+from jzero.explain.parameters import explain
 from jzero.jaxpr import inner_jaxprs, subprogram
 from jzero.jaxpr.policies import POLICIES
 from jzero.models import GPT, GPTConfig, GPTLinen, next_token_loss
@@ -316,7 +317,7 @@ def test_parameters_travel_as_with_the_model_s_own_option(scanned, api):
             sample_batch={"tokens": np.zeros((ROWS, 9), np.int32)},
             mesh=mesh_of(4),
         )
-        return jzero.explain.explain(fns)
+        return explain(fns)
 
     assert explained(False, jzero={"remat": {"modules": ["Block"]}}) == explained(True)
 

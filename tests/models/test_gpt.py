@@ -179,6 +179,12 @@ def test_linen_dropout_follows_the_random_stream_unless_told():
             {"remat": "everything"},
             "model.remat must be true, false or the name of one of jax.checkpoint_policies, not 'everything'.",
         ),
+        (
+            {"remat": "save_only_these_names"},
+            "model.remat 'save_only_these_names' takes arguments, which a name cannot give; the policies that take "
+            "none are nothing_saveable, everything_saveable, dots_saveable, checkpoint_dots, "
+            "dots_with_no_batch_dims_saveable, checkpoint_dots_with_no_batch_dims.",
+        ),
         ({"dropout": 1.5}, "model.dropout must be a rate from 0 up to, not including, 1, not 1.5."),
         ({"scan_layers": "yes"}, "model.scan_layers must be true or false, not 'yes'."),
     ],

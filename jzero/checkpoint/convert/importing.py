@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jzero import models
+from jzero.base.types import Params
 from jzero.base.version import VERSION
 from jzero.checkpoint.convert.exporting import dotted
 from jzero.checkpoint.format import safetensors
@@ -70,7 +71,7 @@ def import_weights(
     return metadata["n_params"]
 
 
-def read_params(weights: PathLike, params: Any, rules: Sequence[Mapping[str, Any]] | None = None) -> Any:
+def read_params(weights: PathLike, params: Params, rules: Sequence[Mapping[str, Any]] | None = None) -> Any:
     """Reads plain weights into the tree of any model's parameters, for `jzero.initialize(params=...)`.
 
     Args:

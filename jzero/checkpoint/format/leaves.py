@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jzero.base.types import Placements, PyTree
 
-def by_name(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+
+def by_name(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """The leaves of a pytree under their paths, in tree order.
 
     Example:
@@ -20,7 +22,7 @@ def by_name(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def true_shapes(tree: Any, placements: Any) -> dict[str, tuple[int, ...]]:
+def true_shapes(tree: PyTree, placements: Placements) -> dict[str, tuple[int, ...]]:
     """The true shape of each leaf: that of its placement, or its own where there are no placements."""
     shaped = tree if placements is None else placements
     leaves = by_name(shaped, is_leaf=lambda x: hasattr(x, "padded_shape"))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jzero.base.types import Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes
@@ -28,9 +29,9 @@ PathLike = str | os.PathLike[str]
 
 def load(
     path: PathLike,
-    state: Any,
+    state: PyTree,
     *,
-    placements: Any = None,
+    placements: Placements = None,
     selection: Selection | None = None,
     donate: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
@@ -139,7 +140,7 @@ def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: Any, s
     return jax.lax.with_sharding_constraint(x.astype(dtype), sharding)
 
 
-def _empty(like: Any) -> jax.Array:
+def _empty(like: PyTree) -> jax.Array:
     zeros = np.zeros(like.shape, like.dtype)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zeros[index])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes, without_padding
@@ -64,7 +65,7 @@ class Saving:
 
 
 def save(
-    path: PathLike, state: Any, metadata: Mapping[str, Any], *, placements: Any = None, only: tuple[str, ...] = ("*",)
+    path: PathLike, state: PyTree, metadata: Json, *, placements: Placements = None, only: tuple[str, ...] = ("*",)
 ) -> Saving:
     """Starts to write a checkpoint, replacing one that is already there; every process must call it.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import PyTree
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.run import barrier, instantiated, is_zero
 from jzero.gather.unit.split_vjp import Function, Operands, SplitVJP, is_inexact, saving_vjp
@@ -63,7 +64,7 @@ class Body:
         """The layer some iterations further than layer `i`, or the last one on the way."""
         return jnp.clip(i - further if self.reverse else i + further, 0, self.length - 1)
 
-    def scan(self, iteration: Callable, state: Any, xs: Any, *, backward: bool = False) -> Any:
+    def scan(self, iteration: Callable, state: PyTree, xs: Any, *, backward: bool = False) -> Any:
         """Runs iterations in one of the two directions; each gets the number of its layer too."""
         layers = jnp.arange(self.length, dtype=jnp.int32)
         reverse = self.reverse is not backward
@@ -121,7 +122,7 @@ def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs
 def _forward(body: Body, compute: Callable, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any]) -> Any:
     """The forward loop: its outputs, and what `compute` keeps of each iteration."""
 
-    def iteration(state: Any, x: Any) -> Any:
+    def iteration(state: PyTree, x: Any) -> Any:
         (carry, here), (i, (passed, xs)) = state, x
         following = _gathered(body, stacks, body.layer(i, 1))
         outs, kept = compute(_full(body, stacks, here, i, Inputs(passed, xs, inputs.consts)), carry)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from jzero.base.types import Casts, Mask, Params, Placements, PyTree
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
 from jzero.gather.trace.inside import Inside, Rules, identity_unit, make_unit
 from jzero.gather.trace.visitor import walk
@@ -29,13 +30,13 @@ from jzero.sharding.placement import path_name
 
 def gather_at_use(
     fn: Callable,
-    placements: Any,
+    placements: Placements,
     grad_reduce: GradReduceConfig,
     *,
-    casts: Any,
-    trainable: Any,
-    wholes: Any | None = None,
-    ready: Any | None = None,
+    casts: Casts,
+    trainable: Mask,
+    wholes: PyTree | None = None,
+    ready: PyTree | None = None,
     limits: Limits | None = None,
 ) -> Callable:
     """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
@@ -56,7 +57,7 @@ def gather_at_use(
         that of a whole leaf is the device's own, not summed.
     """
 
-    def sharded_fn(params_sharded: Any, *args: Any) -> Any:
+    def sharded_fn(params_sharded: Params, *args: Any) -> Any:
         paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
         leaves = [leaf for _, leaf in paths]
         given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))

@@ -1,7 +1,7 @@
 """A parameter that compute has not asked for yet: which one it is, and what to replay on the full value.
 
-It holds no arrays: the same description serves to plan a program and to run it. A parameter that is whole on every
-device is deferred too, so that all stages run the same way; using it moves nothing.
+It holds no arrays: the same description serves to plan a program and to run it. A parameter that is replicated
+is deferred too, so that all stages run the same way; using it moves nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import PyTree
 from jzero.jaxpr import Equation, bind
 from jzero.jaxpr.params import new_dtype
 from jzero.jaxpr.primitives import is_cast, rearranges, stops_gradient
@@ -24,12 +25,12 @@ class ParamShards(NamedTuple):
     Attributes:
         shard: this device's part of the lasting parameter; what gradients are taken of.
         whole: the parameter gathered in advance, in compute dtype; None to gather at every use.
-        ready: the shard as it travels, cast in advance; None to cast at every use.
+        ready: the shard as it is sent, cast in advance; None to cast at every use.
     """
 
     shard: Any
-    whole: Any = None
-    ready: Any = None
+    whole: PyTree = None
+    ready: PyTree = None
 
     @property
     def payload(self) -> Any:
@@ -46,8 +47,8 @@ class DeferredParam:
         name: its dotted name.
         placement: how it lies over the mesh.
         dtype: its lasting dtype.
-        casts: dtypes the shard passes through before it travels; the last one is what is gathered.
-        in_advance: whether it was gathered before, so that only its gradient travels.
+        casts: dtypes the shard passes through before it is sent; the last one is what is gathered.
+        in_advance: whether it was gathered before, so that only its gradient is sent.
         trainable: whether a gradient is wanted.
         on_host: whether it lives in host memory, to be fetched at each use; its gradient goes there too.
         ready: the dtype to which it was cast in advance, if it was.
@@ -62,7 +63,7 @@ class DeferredParam:
     in_advance: bool = False
     trainable: bool = True
     on_host: bool = False
-    ready: Any = None
+    ready: PyTree = None
     replay: tuple[Equation, ...] = ()
 
     @property
@@ -97,7 +98,7 @@ class DeferredParam:
         return None
 
     def _cast(self, eqn: Equation) -> "DeferredParam":
-        # A cast commutes with every rearrangement, so a narrowing one moves in front of the gather: fewer bytes travel.
+        # A cast commutes with every rearrangement, so a narrowing one moves before the gather: fewer bytes to send.
         new, now = jnp.dtype(new_dtype(eqn)), self.shape.dtype
         floats = jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(now, jnp.floating)
         widened = any(is_cast(e) for e in self.replay)

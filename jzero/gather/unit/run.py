@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import PyTree
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.split_vjp import is_inexact
 from jzero.gather.unit.units import Link, Schedule, Unit
@@ -281,7 +282,7 @@ def _tie(operands: Any, shards: list[ParamShards], tied: bool) -> tuple[Any, lis
     return barrier((operands, shards))
 
 
-def barrier(tree: Any) -> Any:
+def barrier(tree: PyTree) -> Any:
     """An optimisation barrier around all arrays that it can hold."""
     leaves, treedef = jax.tree.flatten(tree)
     plain = [i for i, x in enumerate(leaves) if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)]
@@ -294,7 +295,7 @@ def is_zero(cotangent: Any) -> bool:
     return isinstance(cotangent, jax.custom_derivatives.SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
 
-def instantiated(cotangent: Any, like: Any) -> jax.Array:
+def instantiated(cotangent: Any, like: PyTree) -> jax.Array:
     return jnp.zeros(like.shape, like.dtype) if is_zero(cotangent) else cotangent
 
 

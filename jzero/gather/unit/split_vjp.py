@@ -106,7 +106,7 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
 
 def recomputing_vjp(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> SplitVJP:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
-    fn = jax.jit(fn)  # units of the same structure share its trace, and that of its gradient
+    fn = jax.jit(fn)  # units with one structural key share its trace, and that of its gradient
     movers = _Movers(fn, operands)
 
     @jax.jit
@@ -133,7 +133,7 @@ class _Movers:
         self.others = _moving(operands.others, operands.moving)
 
     def vjp(self, full: Sequence[Any], others: Sequence[Any]) -> tuple[list[jax.Array], Any]:
-        """All outputs, and the pullback of the inexact ones."""
+        """All outputs, and the VJP of the inexact ones."""
 
         def of_movers(*moving: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
             all_full, all_others, values = list(full), list(others), iter(moving)

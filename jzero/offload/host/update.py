@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jzero.base.types import Grads, OptState, Params, PyTree
 from jzero.errors import ConfigError
 from jzero.jaxpr import evaluate, parts, trace
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
@@ -71,8 +72,8 @@ class Plan:
 
 def plan_update(
     optimizer: optax.GradientTransformationExtraArgs,
-    params: Any,
-    opt_state: Any,
+    params: Params,
+    opt_state: OptState,
     owners: Sequence[int | None],
     names: Sequence[str],
     placements: Sequence[Placement],
@@ -125,8 +126,8 @@ def plan_update(
     return Plan(tuple(leaves), n_params, *part(rest_outputs, None, "what stays on the device"), rest_outputs)
 
 
-def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Any, opt_state: Any) -> Any:
-    def update(grads: Any, state: Any, params: Any, loss: jax.Array) -> tuple[list, list]:
+def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Params, opt_state: OptState) -> Any:
+    def update(grads: Grads, state: PyTree, params: Params, loss: jax.Array) -> tuple[list, list]:
         params, state = apply_optimizer(optimizer, grads, state, params, loss)
         return jax.tree.leaves(state), jax.tree.leaves(params)
 

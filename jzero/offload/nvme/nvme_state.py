@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jzero.base.types import PyTree
+from jzero.base.types import Batch, Params, PyTree
 from jzero.base.units import format_bytes
 from jzero.config.schema.sections import Aio
 from jzero.config.schema.zero import OffloadOptimizer
@@ -97,7 +97,7 @@ class NvmeState:
         )
         self._memory_kind = PINNED_HOST if in_files.at_use else None
 
-    def init(self, seed: np.uint32, params: Any = None) -> PyTree:
+    def init(self, seed: np.uint32, params: Params = None) -> PyTree:
         """Makes a new state; what an earlier run has left stays until the first step, see `recover`.
 
         Args:
@@ -121,7 +121,7 @@ class NvmeState:
         self._write(made)
         return self._run.init(seed, *given)
 
-    def step(self, state: PyTree, batch: Any) -> tuple[PyTree, dict[str, jax.Array]]:
+    def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         """Takes one training step.
 
         Args:

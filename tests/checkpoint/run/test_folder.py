@@ -168,7 +168,7 @@ def test_the_lock_of_a_dead_process_is_stale(tmp_path):
 
 def test_a_save_is_due_by_the_clock(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(checkpoint.run.folder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("jzero.checkpoint.run.folder.time.monotonic", lambda: now[0])
     with Checkpoints(Engine(), tmp_path, save_minutes=2) as checkpoints:
         assert not checkpoints.due()
         now[0] += 120

@@ -194,8 +194,8 @@ class _Backward:
 
     def scatter_late(self, stacked: list[Any], waiting: list[Any], i: Any) -> list[Any]:
         """Scatters the gradients of layer `i` that have waited."""
-        forms = [self.body.gather_keys[k] for k in self.late]
-        scattered = [f.scattered(grad, self.grad_reduce, "scan") for f, grad in zip(forms, waiting, strict=True)]
+        keys = [self.body.gather_keys[k] for k in self.late]
+        scattered = [f.scattered(grad, self.grad_reduce, "scan") for f, grad in zip(keys, waiting, strict=True)]
         return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
 
     def iteration(self, state: _State, x: Any) -> tuple[_State, Any]:
@@ -255,7 +255,7 @@ def _backward(
 
 
 def _late(body: Body, split_vjp: SplitVJP) -> list[int]:
-    """The forms whose gradients are scattered beside the next iteration.
+    """The gather keys whose gradients are scattered beside the next iteration.
 
     They are those of the first matrices, an eighth of the layer or more, which come last and have nothing of their own
     iteration left to run beside. While other gradients are scattered, their products run beside them. One matrix alone
@@ -291,7 +291,7 @@ def _scattered(
 
 
 def _matrices(body: Body) -> list[int]:
-    """The numbers of the forms that are no vectors."""
+    """The numbers of the gather keys that are no vectors."""
     return [i for i, f in enumerate(body.gather_keys) if len(f.placement.shape) > 1]
 
 

@@ -1,7 +1,7 @@
 """Evaluates programs of which every parameter that is needed has been gathered, and makes units of them.
 
-A unit's own program can be large: a rematerialised region, a loop, a branch. Inside it parameters stay lazy until an
-equation needs them, so that casts and rearrangements still come last; what has been gathered for the unit is then at
+A unit's own program can be large: a rematerialised region, a loop, a branch. Inside it parameters stay deferred until
+an equation needs them, so that casts and rearrangements still come last; what has been gathered for the unit is then at
 hand. Only a loop over stacked parameters goes on gathering by itself, layer by layer.
 """
 
@@ -45,7 +45,7 @@ class Inside:
     """A visitor that runs a program on gathered parameters.
 
     Args:
-        full: form -> gathered parameter.
+        full: gather key -> gathered parameter.
         arrays: leaf -> its arrays, for whole parameters and for those that a loop slices.
         rules: what it runs by.
     """
@@ -172,7 +172,7 @@ def make_unit(eqn: Equation, operands: Sequence[Any], rules: Rules, known: dict[
         eqn: the equation.
         operands: `DeferredParam` where the operand is a parameter; for data, whether a gradient may flow to it.
         rules: what it runs by.
-        known: computations of units made before, which those alike share; this one's is added.
+        known: computations of units made before, which those of the same structure share; this one's is added.
     """
     gather_keys, passed = _needs(eqn, operands)
     is_region = is_remat(eqn)
@@ -260,8 +260,8 @@ def _shape(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _needs(eqn: Equation, operands: Sequence[Any]) -> tuple[list[DeferredParam], list[int]]:
-    """What an equation needs of its parameters: forms to be gathered, in the order of first use, and leaves whose own
-    arrays it takes.
+    """What an equation needs of its parameters: gather keys, in the order of first use, and leaves whose own arrays
+    it takes.
     """
     needs = _Needs()
     if is_remat(eqn):

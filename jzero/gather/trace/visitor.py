@@ -1,4 +1,4 @@
-"""Walks over a jaxpr of which some operands are lazy parameters, and asks a visitor what to do at each use of one.
+"""Walks over a jaxpr of which some operands are deferred parameters, and asks a visitor what to do at each use of one.
 
 Planning a program, running it and evaluating a part of it on gathered parameters are three visitors of one walk, so
 that they cannot disagree about what a use is.
@@ -16,19 +16,19 @@ class Visitor(Protocol):
     """What happens at the equations of a program; operands are `DeferredParam` or whatever the visitor lets data be."""
 
     def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        """An equation without lazy operands."""
+        """An equation without deferred operands."""
         ...
 
     def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        """An equation that needs the full value of its lazy operands."""
+        """An equation that needs the full value of its deferred operands."""
         ...
 
     def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        """A `jax.checkpoint` region with lazy operands."""
+        """A `jax.checkpoint` region with deferred operands."""
         ...
 
     def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
-        """A `scan` that walks over the lazy operands numbered `stacked`; it may have others."""
+        """A `scan` that walks over the deferred operands numbered `stacked`; it may have others."""
         ...
 
     def output(self, value: DeferredParam) -> Any:

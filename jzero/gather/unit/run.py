@@ -193,7 +193,7 @@ class _UnitRun:
             grads_others[i] = grad
 
     def _by_leaf(self, grads_full: Sequence[jax.Array | None]) -> list[ParamShards]:
-        """The gradient of each parameter of its own, summed over the forms in which it was gathered."""
+        """The gradient of each parameter of its own, summed over the gather keys under which it was gathered."""
         found = [(f.leaf, g) for f, g in zip(self.unit.gather_keys, grads_full, strict=True) if g is not None]
         return [ParamShards(_sum([g for of, g in found if of == leaf]), None) for leaf in self.own]
 
@@ -216,7 +216,7 @@ def run_unit(
         unit: the unit.
         number: its place among the units.
         schedule: what to gather when.
-        uses: the primitive that needs each form it gathers, its own or a later one.
+        uses: the primitive that needs each gather key, its own or a later one.
         data: its operands that are no parameters.
         arrays: the arrays of every parameter.
         links: what units before it have handed on; what it hands on is added.
@@ -300,5 +300,5 @@ def instantiated(cotangent: Any, like: PyTree) -> jax.Array:
 
 
 def _sum(grads: list[jax.Array]) -> jax.Array | None:
-    """The gradient of a leaf that one unit gathers in several forms; None if it gets none."""
+    """The gradient of a leaf that one unit gathers under several keys; None if it gets none."""
     return functools.reduce(jnp.add, grads) if grads else None

@@ -25,7 +25,7 @@ class Unit:
     offloads: bool = False
 
     def to_gather(self, *, backward: bool) -> tuple[DeferredParam, ...]:
-        """What to gather in one pass: forms not gathered in advance, and in the backward pass only those it reads."""
+        """What to gather in one pass: what is not gathered in advance, and in the backward pass only what it reads."""
         needs = zip(self.gather_keys, self.split_vjp.needs, strict=True)
         return tuple(f for f, needed in needs if not f.in_advance and (needed or not backward))
 
@@ -37,7 +37,7 @@ class Orders:
     Attributes:
         gather: what it gathers: for itself or for later units.
         send: what it hands on, each with the number of the unit that gets it.
-        receive: its own forms that were gathered before, each with the number of the unit that hands it on.
+        receive: its own gather keys that were gathered before, each with the number of the unit that hands it on.
     """
 
     gather: tuple[DeferredParam, ...] = ()
@@ -52,7 +52,7 @@ class Schedule:
     Attributes:
         ahead: in the forward pass.
         back: in the backward pass.
-        kept: forms that stay gathered between the two.
+        kept: gather keys that stay gathered between the two.
         scatters_first: whether its gradients are scattered before the backward pass goes on, since a loop comes next.
     """
 

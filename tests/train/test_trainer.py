@@ -130,7 +130,7 @@ def test_the_deepspeed_part_says_what_is_shown_and_written(make_run, tmp_path):
     run = make_run(f"deepspeed={json.dumps(deepspeed)}", "training_arguments.eval_steps=100")
 
     def printed(run: Run) -> tuple[list[int], str]:
-        console = Console(file=io.StringIO(), width=100)
+        console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None)
         describe(run, console)
         train(run, console=console)
         text = console.file.getvalue()  # type: ignore[attr-defined]

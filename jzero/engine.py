@@ -40,10 +40,10 @@ class Engine:
         store: makes, changes and shows that state, wherever its parts lie.
     """
 
-    def __init__(self, functional: Functional, state: TrainState, store: StateStore):
+    def __init__(self, functional: Functional, state: TrainState, store: StateStore | None = None):
         self.functional = functional
         self.state = state
-        self.store = store
+        self.store = functional.open_store() if store is None else store
         self._unread: dict[str, jax.Array] | None = None
         self._stopped: JzeroError | None = None
 

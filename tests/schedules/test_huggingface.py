@@ -163,6 +163,6 @@ def test_the_run_starts_from_the_learning_rate_of_the_file(tmp_path):
         )
     )
     run = prepare(load_run(tmp_path / "run.json"), base=tmp_path, mesh=mesh_of(1))
-    schedule = run.engine.functional.recipe.schedule
+    schedule = run.engine.functional.spec.schedule
     assert schedule is not None
     np.testing.assert_allclose([schedule(k) for k in range(4)], [0.5, 0.375, 0.25, 0.125])

@@ -4,7 +4,7 @@ import logging
 import os
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jzero.base.types import Batch, LossFn, Mask, Params, Placements
 from jzero.config import Config, ResolvedConfig
 from jzero.engine import Engine
 from jzero.errors import ConfigError, ModelError
+from jzero.flax.model import Model
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import mesh_for, n_data_shards
@@ -78,21 +79,14 @@ def initialize(
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    fns = functional(
-        model=model,
-        loss_fn=loss_fn,
-        config=config,
-        sample_batch=sample_batch,
-        optimizer=optimizer,
-        schedule=schedule,
-        trainable=trainable,
-        mesh=mesh,
-    )
-    resolved, mesh = fns.spec.config, fns.spec.mesh
-    _agree_over_processes(resolved, seed)
+    options: dict[str, Any] = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
+    found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
+    resolved, mesh = found.config, found.mesh
+    _agree_over_processes(resolved, seed)  # before anything that one process alone could refuse
     if not isinstance(config, Config) and jax.process_index() == 0:
         for note in resolved.notes:
             logging.getLogger("jzero").info("%s", note)
+    fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
     if params is not None:
@@ -144,27 +138,26 @@ def functional(
         >>> int(state.step)
         1
     """
-    given = resolve_auto(
-        Config.load(config),
-        mesh=mesh,
-        model=model,
-        loss_fn=loss_fn,
-        sample_batch=sample_batch,
-        optimizer=optimizer,
-        trainable=trainable,
-    )
+    options: dict[str, Any] = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
+    found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
+    return build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
+
+
+class _Resolved(NamedTuple):
+    """What a run is built of, with nothing left open."""
+
+    model: Model
+    config: ResolvedConfig
+    mesh: Mesh
+
+
+def _resolve(model: object, loss_fn: LossFn, config: Config, mesh: Mesh | None, **options: Any) -> _Resolved:
+    """Fills every `"auto"`, makes the mesh and adapts the model."""
+    given = resolve_auto(config, mesh=mesh, model=model, loss_fn=loss_fn, **options)
     mesh = mesh_for(given) if mesh is None else mesh
     adapted_model = adapted(model, loss_fn, given)
-    return build_functional(
-        model=adapted_model,
-        loss_fn=loss_fn,
-        config=given.resolve(world=n_data_shards(mesh), hidden_size=lambda: model_width(adapted_model, sample_batch)),
-        sample_batch=sample_batch,
-        mesh=mesh,
-        optimizer=optimizer,
-        schedule=schedule,
-        trainable=trainable,
-    )
+    width = lambda: model_width(adapted_model, options["sample_batch"])
+    return _Resolved(adapted_model, given.resolve(world=n_data_shards(mesh), hidden_size=width), mesh)
 
 
 def _like_model(params: Params, placements: Placements) -> Params:

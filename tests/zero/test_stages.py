@@ -35,7 +35,7 @@ def test_a_configuration_with_stage_4_is_refused_in_a_sentence():
 
 def test_no_other_module_of_the_core_compares_a_stage_with_a_number():
     core = Path(jzero.__file__).parent
-    rooms = ("zero", "gather", "sharding", "offload", "jaxpr", "optim", "flax", "explain")
+    rooms = ("zero", "gather", "sharding", "offload", "jaxpr", "optim", "flax", "explain", "train")
     for path in [*core.glob("*.py"), *(path for room in rooms for path in (core / room).rglob("*.py"))]:
         if path.name != "stages.py":
             assert not re.search(r"\bstage\s*(==|!=|<|>|<=|>=|in|not in)\s*[\d([{]", path.read_text()), path

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.config import Config
-from jzero.flax.model import as_means
+from jzero.flax.mean import as_means
 from jzero.sharding.mesh import DATA_AXES
 from jzero.sharding.placement import Placement, place_all
 from jzero.sharding.trees import is_placement, place_like_params, replicated, shardings

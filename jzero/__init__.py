@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jzero.checkpoint import Checkpoints
     from jzero.config import Config
     from jzero.engine import Engine
-    from jzero.flax.model import Mean
+    from jzero.flax.mean import Mean
     from jzero.flax.rematerialise import remat
     from jzero.launch import initialize_from_environment
     from jzero.sharding.mesh import make_mesh, simulate_devices
@@ -40,7 +40,7 @@ else:
             "jzero.checkpoint": ("Checkpoints",),
             "jzero.config": ("Config",),
             "jzero.engine": ("Engine",),
-            "jzero.flax.model": ("Mean",),
+            "jzero.flax.mean": ("Mean",),
             "jzero.flax.rematerialise": ("remat",),
             "jzero.launch": ("initialize_from_environment",),
             "jzero.sharding.mesh": ("make_mesh", "simulate_devices"),

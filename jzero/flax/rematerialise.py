@@ -1,12 +1,17 @@
 """Rematerialisation for any Flax model: the chosen modules recompute in the backward pass what they computed before.
 
-It is switched on from outside, as a property of the model and not of its code. An NNX module gets a subclass of its own
-class whose `__call__` runs under `jax.checkpoint`; that survives every transform that takes modules apart and puts them
-together again. A Linen module does not exist before it is called, so the calls of its parts are intercepted and run
-under `nn.remat`. Names, shapes and values of parameters and state stay what they were.
+It is switched on from outside, as a property of the model and not of its code. Names, shapes and values of parameters
+and state stay what they were.
+
+A Linen module does not exist before it is called, so the calls of its parts are intercepted (`nn.intercept_methods`)
+and run under `nn.remat`. NNX intercepts no calls, and Python looks `__call__` up in the class of a module: so a chosen
+module's class is replaced by a subclass whose `__call__` runs under `jax.checkpoint`. A wrapper around the module would
+rename its parameters; a class survives every transform that takes modules apart and puts them together again.
 """
 
+import dataclasses
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -187,7 +192,7 @@ _intercepted: ContextVar[bool] = ContextVar("intercepted", default=False)
 
 
 def _linen(model: Any, choice: _Choice) -> Any:
-    """A copy of the model whose methods run with the calls of its modules intercepted."""
+    """A model of a subclass, whose methods run with the calls of its modules intercepted."""
     cls, choices = _original(model), (*getattr(model, "_choices", ()), choice)
     seen: dict[str, type] = {}
     running: set[int] = set()
@@ -215,22 +220,36 @@ def _linen(model: Any, choice: _Choice) -> Any:
 
         return nn.remat(run, policy=policy)(module, traced)
 
-    @nn.nowrap
-    def call_wrapped_method(self: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        call = functools.partial(cls._call_wrapped_method, self, fun, args, kwargs)
-        if _intercepted.get() or self.scope is None:
-            return call()
-        token = _intercepted.set(True)
-        try:
-            with nn.intercept_methods(intercept):
-                result = call()
-        finally:
-            _intercepted.reset(token)
-        if "" in seen:  # the whole model has been called, and not one part of it by a method of its own
-            for choice in choices:
-                choice.check(seen)
-        return result
+    def watched(method: Callable) -> Callable:
+        @nn.nowrap
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _intercepted.get() or self.scope is None:
+                return method(self, *args, **kwargs)
+            token = _intercepted.set(True)
+            try:
+                with nn.intercept_methods(intercept):
+                    result = method(self, *args, **kwargs)
+            finally:
+                _intercepted.reset(token)
+            if "" in seen:  # the whole model has been called, and not one part of it by a method of its own
+                for choice in choices:
+                    choice.check(seen)
+            return result
 
-    copy = model.clone()
-    object.__setattr__(copy, "__class__", _subclass(cls, _call_wrapped_method=call_wrapped_method, _choices=choices))
-    return copy
+        return call
+
+    methods = {name: watched(method) for name, method in _methods(cls).items()}
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.init}
+    return _subclass(cls, **methods, _choices=choices)(**fields | {"parent": None})
+
+
+def _methods(cls: type[nn.Module]) -> dict[str, Callable]:
+    """What a user's Linen class and its bases define themselves, by name; the last definition counts."""
+    own = [vars(base) for base in reversed(cls.__mro__) if issubclass(base, nn.Module) and base is not nn.Module]
+    return {
+        name: method
+        for namespace in own
+        for name, method in namespace.items()
+        if inspect.isfunction(method) and (name == "__call__" or not name.startswith("__"))
+    }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jzero.base.types import Grads, Metrics, ModelState, Params, Placements
-from jzero.flax.model import Mean
+from jzero.flax.mean import Mean
 from jzero.gather import Limits, gather_at_use
 from jzero.optim.apply import widened
 from jzero.optim.clipping import times

@@ -10,7 +10,8 @@ from jax.typing import DTypeLike
 
 from jzero.base.types import Batch, Grads, ModelState, Params, Placements, PyTree
 from jzero.errors import ConfigError
-from jzero.flax.model import Mean, Outcome
+from jzero.flax.mean import Mean
+from jzero.flax.model import Outcome
 from jzero.offload.host.stream import update_in_pieces
 from jzero.optim.clipping import times
 from jzero.sharding.host_memory import is_on_host, to_host

@@ -1,0 +1,42 @@
+"""A Linen module as two pure functions."""
+
+from collections.abc import Callable
+
+import jax
+from flax import linen as nn
+
+from jzero.flax.model import Model, Outcome
+from jzero.sharding.mesh import DATA_AXES
+
+
+def linen_model(module: nn.Module, loss: Callable) -> Model:
+    def rngs(key):
+        return {"params": key, "dropout": jax.random.fold_in(key, 1)}
+
+    def init(key, batch):
+        variables = nn.init(lambda m: loss(m, batch, True), module)(rngs(key))
+        variables = nn.unbox(variables)
+        _, after = jax.eval_shape(
+            nn.apply(lambda m: loss(m, batch, True), module, mutable=True), variables, rngs=rngs(key)
+        )
+        params = variables.pop("params", {})
+        # A collection that grows when the model runs is sown into: it belongs to one call and is not state.
+        lasts = lambda name: jax.tree.structure(after[name]) == jax.tree.structure(variables[name])
+        return params, {name: variables[name] for name in variables if lasts(name)}
+
+    def apply(params, model_state, batch, key, train):
+        constant = ["params"] if train else ["params", *model_state]
+        run = nn.apply(lambda m: loss(m, batch, train), module, mutable=nn.DenyList(constant))
+        with nn.intercept_methods(_synchronise_batch_norm):
+            (value, metrics), changed = run({"params": params, **model_state}, rngs=rngs(key))
+        return Outcome(value, metrics, {name: changed.get(name, old) for name, old in model_state.items()})
+
+    return Model(init, apply)
+
+
+def _synchronise_batch_norm(next_method, args, kwargs, context):
+    """Makes a Linen BatchNorm that names no axis take its statistics over the whole batch, as on one device."""
+    module = context.module
+    if isinstance(module, nn.BatchNorm) and context.method_name == "__call__" and module.axis_name is None:
+        object.__setattr__(module, "axis_name", DATA_AXES)  # Linen modules are frozen; this one lives for one call
+    return next_method(*args, **kwargs)

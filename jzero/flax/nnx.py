@@ -1,0 +1,87 @@
+"""A function that makes an NNX module, as two pure functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jzero.errors import ModelError
+from jzero.flax.model import Model, Outcome
+from jzero.flax.tied import tied_names
+from jzero.sharding.mesh import DATA_AXES
+
+
+def nnx_model(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
+    def make(rngs):
+        module = factory(rngs)
+        if not isinstance(module, nnx.Module):
+            raise ModelError(f"model(rngs) returned a {type(module).__name__}; it must return a flax.nnx.Module.")
+        return _with_arrays_as_data(module)
+
+    kinds = (nnx.Param, nnx.RngState, ...)
+    aliases: dict[str, str] = {}
+    graphdefs: list[Any] = []
+
+    # Making a module is slow to trace, so that it is traced once for whatever needs its shapes or its values. It is
+    # split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.
+    @jax.jit
+    def parts(key):
+        module = make(nnx.Rngs(key))
+        aliases.update(tied_names(module))
+        graphdef, *states = nnx.split(module, *kinds)
+        graphdefs[:] = [graphdef]
+        return states
+
+    shapes = jax.eval_shape(parts, jax.eval_shape(jax.random.key, 0))
+    (graphdef,) = graphdefs
+    as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
+    streams_shapes = jax.tree.leaves(shapes[1])
+
+    def init(key, batch):
+        params, _, rest = parts(key)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+
+    def fresh_streams(key):
+        def fresh(i, like):
+            if not jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+                return jnp.zeros(like.shape, like.dtype)  # the stream's call counter
+            stream = jax.random.fold_in(key, i)
+            return jax.random.split(stream, like.shape) if like.shape else stream
+
+        return as_streams.unflatten([fresh(i, like) for i, like in enumerate(streams_shapes)])
+
+    def apply(params, model_state, batch, key, train):
+        states = (as_params.unflatten(jax.tree.leaves(params)), as_rest.unflatten(jax.tree.leaves(model_state)))
+        module = nnx.merge(graphdef, states[0], fresh_streams(key), states[1], copy=True)
+        (module.train if train else module.eval)()
+        for _, part in nnx.iter_modules(module):
+            _follow_the_engine(part)
+        value, metrics = loss(module, batch, train)
+        # The loss may leave new variables behind (sown intermediates); only those that last are state.
+        lasting = dict(nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))))
+        kept = [lasting[path] for path, _ in nnx.to_flat_state(shapes[2])]
+        kept = [x.get_value() if isinstance(x, nnx.Variable) else x for x in kept]
+        return Outcome(value, metrics, jax.tree.structure(model_state).unflatten(kept))
+
+    return Model(init, apply, aliases)
+
+
+def _follow_the_engine(part: nnx.Module) -> None:
+    """Undoes what two NNX layers settle when they are made, before they know how they will be trained."""
+    if isinstance(part, nnx.BatchNorm) and part.axis_name is None:
+        # Statistics of the whole batch, as on one device. Several axes work, though the annotation knows only one.
+        part.axis_name = DATA_AXES  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(part, nnx.Embed) and part.dtype == part.param_dtype:
+        part.dtype = None  # the dtype of the parameters at hand, as in every other layer; not that of the fp32 master
+
+
+def _with_arrays_as_data(module: nnx.Module) -> nnx.Module:
+    """Marks plain arrays that a module holds as data: while traced, unlike otherwise, NNX takes them for static."""
+    for _, part in list(nnx.iter_graph(module)):
+        if isinstance(part, nnx.Pytree):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, jax.Array) and not nnx.is_data(value):
+                    setattr(part, name, nnx.data(value))
+    return module

@@ -123,8 +123,8 @@ def build_functional(
     """Builds the functions of a run.
 
     Args:
-        model: see `jzero.flax.adapt.adapt`; or what `adapted` gave, which is traced anew only for new shapes.
-        loss_fn: see `jzero.flax.adapt.adapt`.
+        model: see `jzero.flax.adapter.adapt`; or what `adapted` gave, which is traced anew only for new shapes.
+        loss_fn: see `jzero.flax.adapter.adapt`.
         config: a resolved configuration.
         sample_batch: a pytree whose leaves have leading dimension `train_batch_size`; only shapes and dtypes are read.
         mesh: from `jzero.make_mesh`.

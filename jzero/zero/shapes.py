@@ -11,7 +11,7 @@ from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
 from jzero.config import Config, ResolvedConfig
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.errors import BatchError, ModelError
-from jzero.flax.adapt import adapt
+from jzero.flax.adapter import adapt
 from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
 from jzero.gather import scanned_dims

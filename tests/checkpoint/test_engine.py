@@ -14,7 +14,7 @@ from jzero.checkpoint import Selection, read_header
 from jzero.checkpoint.format.header import Leaf
 from jzero.checkpoint.format.leaves import by_name
 from jzero.checkpoint.run.selection import match
-from jzero.flax.adapt import adapt
+from jzero.flax.adapter import adapt
 from jzero.train.resume import LAYER_FORMS
 from tests.helpers import D_IN, D_OUT, batches, build, host, squared_error
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jzero
 from jzero.errors import ModelError
-from jzero.flax.adapt import adapt
+from jzero.flax.adapter import adapt
 from jzero.flax.mean import as_means
 from tests.helpers import assert_close, assert_equal_runs, batches, build, host, restart, squared_error, train
 from tests.helpers import train_alone as alone

@@ -29,7 +29,7 @@ from jzero.checkpoint.run.loading import PathLike
 from jzero.checkpoint.run.saving import save
 from jzero.checkpoint.run.selection import Selection, match
 from jzero.errors import CheckpointError
-from jzero.flax.adapt import adapt
+from jzero.flax.adapter import adapt
 
 _RULE_KEYS = {"from", "to", "transpose"}
 

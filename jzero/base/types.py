@@ -1,10 +1,24 @@
 """What pytrees hold, by name, for annotations: JAX has no type that says more."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
 
 PyTree: TypeAlias = Any
 """Any nesting of dicts, lists, tuples and registered classes."""
+
+
+class TreeDef(Protocol):
+    """The structure of a pytree, as `jax.tree.structure` gives it."""
+
+    @property
+    def num_leaves(self) -> int:
+        """How many leaves it has."""
+        ...
+
+    def unflatten(self, leaves: Iterable[object]) -> PyTree:
+        """The pytree of these leaves."""
+        ...
+
 
 Params: TypeAlias = PyTree
 """Parameters, or something of each of them."""

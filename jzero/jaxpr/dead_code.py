@@ -1,10 +1,11 @@
 """Reduces jaxprs to some of their outputs and what these depend on."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from jax.extend import core as jex_core
 
-from jzero.jaxpr.program import Subprogram
+from jzero.jaxpr.program import Jaxpr, Subprogram, closed_jaxpr
 from jzero.jaxpr.versions import without_dead_code
 
 
@@ -18,8 +19,8 @@ def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, lis
     Returns:
         The smaller jaxpr, and which inputs remain.
     """
-    closed = jex_core.ClosedJaxpr(program.jaxpr, program.consts)
-    jaxpr, consts, used = without_dead_code(closed, live, keep_inputs=False)
+    smaller, consts, used = without_dead_code(closed_jaxpr(program), live, keep_inputs=False)
+    jaxpr = cast(Jaxpr, smaller)
     # JAX 0.10 takes a Pallas kernel for something with an effect, and never drops it.
     needed, eqns = set(jaxpr.outvars), []
     for eqn in reversed(jaxpr.eqns):

@@ -5,7 +5,6 @@ pieces. A trust ratio, a factored moment, a product of matrices or random noise 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,7 @@ def run_on_pieces(program: Program, operands: Sequence[jax.Array], shape: tuple[
         Array([4., 4.], dtype=float32)
     """
 
-    def step(eqn: Equation, inputs: list[Any]) -> list[Any]:
+    def step(eqn: Equation, inputs: list[jax.Array]) -> list[jax.Array]:
         if inner := _inner(eqn):
             return run_on_pieces(inner, inputs, shape)
         if _spreads(eqn) and not jnp.ndim(inputs[0]):

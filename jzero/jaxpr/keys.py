@@ -1,13 +1,12 @@
 """Keys that equations have in common if they compute the same, whatever their variables are called."""
 
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 from jax.extend import core as jex_core
 
 from jzero.jaxpr.params import is_program, params_key
-from jzero.jaxpr.program import Equation, Program, subprogram
+from jzero.jaxpr.program import Equation, Program, Variable, subprogram
 
 
 def equation_key(eqn: Equation) -> Hashable:
@@ -16,7 +15,7 @@ def equation_key(eqn: Equation) -> Hashable:
     return eqn.primitive, params_key(eqn, _value), avals, eqn.ctx, str(eqn.source_info.name_stack)
 
 
-def _value(value: Any) -> Hashable:
+def _value(value: object) -> Hashable:
     if is_program(value):
         return _program(value)
     if isinstance(value, (tuple, list)):
@@ -31,7 +30,7 @@ def _value(value: Any) -> Hashable:
 def _program(program: Program) -> Hashable:
     """A jaxpr with variables numbered as they come."""
     jaxpr, consts = subprogram(program)
-    numbers: dict[Any, int] = {}
+    numbers: dict[Variable, int] = {}
     number = lambda v: _literal(v) if isinstance(v, jex_core.Literal) else numbers.setdefault(v, len(numbers))
     wiring = [tuple(map(number, (*jaxpr.constvars, *jaxpr.invars)))]
     wiring += [tuple(map(number, (*eqn.invars, *eqn.outvars))) for eqn in jaxpr.eqns]
@@ -39,5 +38,5 @@ def _program(program: Program) -> Hashable:
     return tuple(map(id, consts)), tuple(wiring), tuple(map(equation_key, jaxpr.eqns))
 
 
-def _literal(v: Any) -> Hashable:
+def _literal(v: jex_core.Literal) -> Hashable:
     return v.aval, np.asarray(v.val).tobytes()  # which a hash may lack, or have alike for 0.0 and -0.0

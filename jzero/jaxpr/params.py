@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
+import jax
 from jax.extend import core as jex_core
+from jax.typing import DTypeLike
 
 from jzero.jaxpr.primitives import SCAN, name_of
 from jzero.jaxpr.program import Equation, Program
@@ -15,10 +17,10 @@ _PROGRAMS = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 def inner_jaxprs(eqn: Equation) -> list[Program]:
     """The jaxprs among the parameters of an equation."""
     values = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else [p])]
-    return [v for v in values if isinstance(v, _PROGRAMS)]
+    return [v for v in values if is_program(v)]
 
 
-def called_program(eqn: Equation) -> Program | None:
+def called_program(eqn: Equation) -> Program | Any:  # Any for the None, which few callers can meet
     """What a call, a region, a loop or a `shard_map` runs; None if it is nothing of the kind."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
@@ -28,7 +30,7 @@ def rounds(eqn: Equation) -> int:
     return eqn.params["length"] if name_of(eqn) == SCAN else 1
 
 
-def is_program(value: Any) -> bool:
+def is_program(value: object) -> TypeGuard[Program]:
     """Whether a parameter is a jaxpr."""
     return isinstance(value, _PROGRAMS)
 
@@ -59,7 +61,7 @@ class Remat(NamedTuple):
     """A `jax.checkpoint` region: what it keeps, and whether its recomputation is held apart by a barrier."""
 
     policy: Callable | None
-    prevent_cse: Any
+    prevent_cse: bool | tuple[bool, ...]
 
 
 def remat_of(eqn: Equation) -> Remat:
@@ -79,8 +81,8 @@ class Dot(NamedTuple):
     contract_right: Sequence[int]
     batch_left: Sequence[int]
     batch_right: Sequence[int]
-    precision: Any
-    preferred_element_type: Any
+    precision: jax.lax.PrecisionLike
+    preferred_element_type: DTypeLike | None
 
 
 def dot_of(eqn: Equation) -> Dot:
@@ -105,10 +107,10 @@ def convolution_of(eqn: Equation) -> Convolution:
 class Lookup(NamedTuple):
     """A `gather`: which dimensions mean what, and what is known of its indices."""
 
-    dimension_numbers: Any
+    dimension_numbers: jax.lax.GatherDimensionNumbers
     indices_are_sorted: bool
     unique_indices: bool
-    mode: Any
+    mode: jax.lax.GatherScatterMode
 
 
 def lookup_of(eqn: Equation) -> Lookup:
@@ -116,7 +118,7 @@ def lookup_of(eqn: Equation) -> Lookup:
     return Lookup(*(eqn.params[name] for name in Lookup._fields))
 
 
-def new_dtype(eqn: Equation) -> Any:
+def new_dtype(eqn: Equation) -> DTypeLike:
     """The dtype that a `convert_element_type` casts to."""
     return eqn.params["new_dtype"]
 
@@ -126,9 +128,9 @@ def permutation(eqn: Equation) -> Sequence[int]:
     return eqn.params["permutation"]
 
 
-def mesh_axes(eqn: Equation) -> tuple[Any, ...]:
+def mesh_axes(eqn: Equation) -> tuple[str, ...]:
     """The axes of the mesh along which a collective goes."""
-    named = eqn.params.get("axes", eqn.params.get("axis_name"))
+    named = cast(tuple[str, ...] | str, eqn.params.get("axes", eqn.params.get("axis_name")))
     return named if isinstance(named, tuple) else (named,)
 
 
@@ -137,6 +139,6 @@ def params_text(eqn: Equation) -> str:
     return repr(sorted((name, str(value)) for name, value in eqn.params.items()))
 
 
-def params_key(eqn: Equation, key_of: Callable[[Any], Hashable]) -> Hashable:
+def params_key(eqn: Equation, key_of: Callable[[object], Hashable]) -> Hashable:
     """All parameters, each by its name and as a function makes a key of it."""
     return tuple((name, key_of(value)) for name, value in sorted(eqn.params.items()))

@@ -1,14 +1,18 @@
 """Rematerialisation policies by name: what a recomputed block keeps for the backward pass, and where."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
 
 from jzero.base.remat_policies import JAX_POLICIES
 from jzero.jaxpr.primitives import ALL_GATHER
+
+T = TypeVar("T")
 
 _BLOCK_INPUT = "jzero block input"
 
@@ -27,10 +31,10 @@ POLICIES: dict[str, Callable | None] = {
 """What each of `jzero.base.remat_policies.REMAT_POLICIES` is."""
 
 
-def named_inputs(values: Sequence[Any]) -> list[Any]:
+def named_inputs(values: Sequence[T]) -> list[T]:
     """Marks the floating arrays among some values as inputs of a block, for `OFFLOAD`; call it inside the block."""
 
-    def is_input(x: Any) -> bool:
+    def is_input(x: object) -> bool:
         return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
     return [checkpoint_name(x, _BLOCK_INPUT) if is_input(x) else x for x in values]
@@ -41,7 +45,7 @@ def never_gathered(policy: Callable | None) -> Callable | None:
     if policy is None:
         return None
 
-    def saves(primitive: Any, *avals: Any, **params: Any) -> Any:
+    def saves(primitive: Primitive, *avals: ShapedArray, **params: object) -> object:
         return False if primitive.name == ALL_GATHER else policy(primitive, *avals, **params)
 
     return saves

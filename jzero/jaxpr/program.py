@@ -1,7 +1,8 @@
 """Jaxprs: how to trace a function to one, open it, evaluate it, and apply one of its equations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
 from jax.core import ShapedArray
@@ -11,16 +12,16 @@ from jax.extend import source_info_util
 from jzero.base.types import PyTree
 from jzero.jaxpr.versions import without_dead_code
 
-__all__ = ["Equation", "Program", "ShapedArray", "Subprogram", "Variable", "bind", "evaluate", "subprogram", "trace"]
-
-Program: TypeAlias = Any
-"""A jaxpr, closed or open, or a `Subprogram`."""
+__all__ = [
+    "Equation", "Jaxpr", "Program", "ShapedArray", "Subprogram", "Variable",
+    "bind", "closed_jaxpr", "evaluate", "subprogram", "trace",
+]  # fmt: skip
 
 
 class Variable(Protocol):
     """What an equation reads or makes, or a literal in its place; `aval` says shape and dtype."""
 
-    aval: Any
+    aval: ShapedArray
 
 
 class Equation(Protocol):
@@ -28,24 +29,62 @@ class Equation(Protocol):
 
     invars: Sequence[Variable]
     outvars: Sequence[Variable]
-    primitive: Any
+    primitive: jex_core.Primitive
     params: dict[str, Any]
-    effects: Any
-    source_info: Any
-    ctx: Any
+    effects: jex_core.Effects
+    source_info: source_info_util.SourceInfo
+    ctx: "_Context"
+
+    def replace(self, *, params: dict[str, Any]) -> "Equation":
+        """The same equation with other parameters."""
+        ...
+
+
+class _Context(Protocol):
+    """The switches under which an equation was traced."""
+
+    @property
+    def manager(self) -> AbstractContextManager[None]:
+        """Turns them on again."""
+        ...
+
+
+class Jaxpr(Protocol):
+    """An open jaxpr: equations in order, between the variables that enter and those that leave."""
+
+    constvars: Sequence[Variable]
+    invars: Sequence[Variable]
+    outvars: Sequence[Variable]
+    eqns: Sequence[Equation]
+    debug_info: jex_core.DebugInfo
+
+    def replace(
+        self,
+        *,
+        eqns: Sequence[Equation] = ...,
+        invars: Sequence[Variable] = ...,
+        outvars: Sequence[Variable] = ...,
+        debug_info: jex_core.DebugInfo = ...,
+    ) -> "Jaxpr":
+        """The same jaxpr with some parts exchanged."""
+        ...
 
 
 class Subprogram(NamedTuple):
     """A jaxpr and the values of its constants."""
 
-    jaxpr: Any
-    consts: Sequence[Any]
+    jaxpr: Jaxpr
+    consts: Sequence[jax.Array]
+
+
+Program: TypeAlias = Jaxpr | jex_core.ClosedJaxpr | Subprogram
+"""A jaxpr, closed or open, or a `Subprogram`."""
 
 
 def subprogram(program: Program) -> Subprogram:
     """Opens a jaxpr found in an equation's parameters, whether or not it is closed."""
     consts = getattr(program, "consts", ())
-    return Subprogram(getattr(program, "jaxpr", program), consts)
+    return Subprogram(cast(Jaxpr, getattr(program, "jaxpr", program)), consts)
 
 
 def trace(fn: Callable[..., PyTree], *args: PyTree) -> tuple[Subprogram, PyTree]:
@@ -60,15 +99,20 @@ def trace(fn: Callable[..., PyTree], *args: PyTree) -> tuple[Subprogram, PyTree]
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     jaxpr, consts, _ = without_dead_code(closed, [True] * len(closed.jaxpr.outvars), keep_inputs=True)
-    return Subprogram(jaxpr, consts), out_shape
+    return Subprogram(cast(Jaxpr, jaxpr), consts), out_shape
 
 
-def evaluate(program: Subprogram, operands: Sequence[Any]) -> list[Any]:
+def closed_jaxpr(program: Subprogram) -> jex_core.ClosedJaxpr:
+    """Puts a jaxpr and its constants together again."""
+    return jex_core.ClosedJaxpr(cast(jex_core.Jaxpr, program.jaxpr), program.consts)
+
+
+def evaluate(program: Subprogram, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Evaluates a jaxpr."""
-    return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, program.consts))(*operands)
+    return jex_core.jaxpr_as_fun(closed_jaxpr(program))(*operands)
 
 
-def bind(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
+def bind(eqn: Equation, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Applies an equation's primitive to new operands, under the equation's own context and name."""
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:

@@ -4,24 +4,27 @@ Parameters that a primitive has in some versions only are in `jzero.jaxpr.params
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import jax
+from jax.extend import core as jex_core
 from jax.interpreters import partial_eval as pe
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
-def without_dead_code(closed: Any, live: Sequence[bool], *, keep_inputs: bool) -> tuple[Any, Sequence[Any], list[bool]]:
+def without_dead_code(
+    closed: jex_core.ClosedJaxpr, live: Sequence[bool], *, keep_inputs: bool
+) -> tuple[jex_core.Jaxpr, Sequence[jax.Array], list[bool]]:
     """A closed jaxpr without what its live outputs do not need, its constants, and which inputs that left in use."""
     if JAX_VERSION >= (0, 12):
-        jaxpr, _, used = pe.dce_jaxpr_consts(closed, live, instantiate=keep_inputs)
+        jaxpr, _, used = pe.dce_jaxpr_consts(cast(jex_core.Jaxpr, closed), live, instantiate=keep_inputs)
         return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), used
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, live, instantiate=keep_inputs)
     return jaxpr, closed.consts, used
 
 
-def overlap_options(overlap: bool) -> dict[str, Any]:
+def overlap_options(overlap: bool) -> dict[str, int | str]:
     """XLA's options for collectives beside compute on GPUs.
 
     XLA's own pipelining of loops is off: it compiles their bodies several times, and

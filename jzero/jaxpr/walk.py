@@ -2,16 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
+import jax
 from jax.extend import core as jex_core
 
 from jzero.jaxpr.params import inner_jaxprs, is_program, rounds
 from jzero.jaxpr.primitives import name_of
-from jzero.jaxpr.program import Equation, Program, Subprogram, Variable, bind, subprogram
+from jzero.jaxpr.program import Equation, Jaxpr, Program, Subprogram, Variable, bind, subprogram
+
+AnyProgram = TypeVar("AnyProgram", bound=Program)
+
+Value = TypeVar("Value")
+"""What stands in a program for an array: the array, or whatever is to be known of it."""
 
 
-def equations(program: Program) -> list[Equation]:
+def equations(program: Program) -> Sequence[Equation]:
     """The equations of a jaxpr, not those inside of them."""
     return subprogram(program).jaxpr.eqns
 
@@ -62,12 +68,12 @@ def only_equation(program: Program, name: str) -> Equation:
 
 def interpret(
     program: Program,
-    operands: Sequence[Any],
-    step: Callable[[Equation, list[Any]], Sequence[Any]],
+    operands: Sequence[Value],
+    step: Callable[[Equation, list[Value]], Sequence[Value]],
     *,
-    literal: Callable[[Any], Any] = lambda v: v.val,
-    constant: Callable[[Variable], Any] | None = None,
-) -> list[Any]:
+    literal: Callable[[jex_core.Literal], Value] = lambda v: v.val,
+    constant: Callable[[Variable], Value] | None = None,
+) -> list[Value]:
     """Evaluates a jaxpr with values of any kind.
 
     Args:
@@ -81,15 +87,17 @@ def interpret(
         One value per output.
     """
     jaxpr, consts = subprogram(program)
-    consts = consts if constant is None else [constant(v) for v in jaxpr.constvars]
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+    given = cast(Sequence[Value], consts) if constant is None else [constant(v) for v in jaxpr.constvars]
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*given, *operands], strict=True))
     read = lambda v: literal(v) if isinstance(v, jex_core.Literal) else values[v]
     for eqn in jaxpr.eqns:
         values.update(zip(eqn.outvars, step(eqn, [read(v) for v in eqn.invars]), strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def run_replacing(program: Subprogram, operands: Sequence[Any], keep: Callable[[Any, Any], Any]) -> list[Any]:
+def run_replacing(
+    program: Subprogram, operands: Sequence[jax.Array], keep: Callable[[jax.Array, jax.Array], jax.Array]
+) -> list[jax.Array]:
     """Runs a program whose outputs replace its first operands, and has `keep` choose as soon as there is a new value.
 
     What goes on from a new value then goes on from the one that was chosen.
@@ -110,7 +118,7 @@ def run_replacing(program: Subprogram, operands: Sequence[Any], keep: Callable[[
     # A value that is put out twice replaces two old ones, so that it cannot be either of them before the end.
     early = {v: old for v, old in outputs if not is_literal(v) and v in made and times_put_out[v] == 1}
 
-    def step(eqn: Equation, values: list[Any]) -> list[Any]:
+    def step(eqn: Equation, values: list[jax.Array]) -> list[jax.Array]:
         results = zip(eqn.outvars, bind(eqn, values), strict=True)
         return [keep(new, early[v]) if v in early else new for v, new in results]
 
@@ -118,7 +126,7 @@ def run_replacing(program: Subprogram, operands: Sequence[Any], keep: Callable[[
     return [x if x is old or (not is_literal(v) and v in early) else keep(x, old) for (v, old), x in results]
 
 
-def with_params(program: Program, change: Callable[[Equation], dict[str, Any]]) -> Program:
+def with_params(program: AnyProgram, change: Callable[[Equation], dict[str, object]]) -> AnyProgram:
     """The same program with other parameters of equations, however deep inside.
 
     Args:
@@ -126,14 +134,17 @@ def with_params(program: Program, change: Callable[[Equation], dict[str, Any]]) 
         change: the parameters of an equation that get another value.
     """
     if not isinstance(program, jex_core.Jaxpr):  # from JAX 0.12 on, a closed one is one too
-        return type(program)(with_params(program.jaxpr, change), program.consts)
+        jaxpr, consts = subprogram(program)
+        make = cast(Callable[[Jaxpr, Sequence[jax.Array]], AnyProgram], type(program))
+        return make(with_params(jaxpr, change), consts)
     inside = lambda value: with_params(value, change) if is_program(value) else value
 
-    def changed(eqn: Any) -> Any:
+    def changed(eqn: Equation) -> Equation:
         params = {
             name: tuple(map(inside, value)) if type(value) is tuple else inside(value)  # a named one holds no programs
             for name, value in eqn.params.items()
         }
         return eqn.replace(params=params | change(eqn))
 
-    return program.replace(eqns=[changed(eqn) for eqn in program.eqns])
+    jaxpr = cast(Jaxpr, program)
+    return cast(AnyProgram, jaxpr.replace(eqns=[changed(eqn) for eqn in jaxpr.eqns]))

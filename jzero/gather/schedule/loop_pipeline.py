@@ -11,17 +11,20 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jzero.base.types import PyTree
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
-from jzero.gather.unit.run import barrier, instantiated, is_zero
-from jzero.gather.unit.split_vjp import Function, Operands, SplitVJP, is_inexact, saving_vjp
+from jzero.gather.unit.run import Cotangent, Tree, barrier, instantiated, is_zero
+from jzero.gather.unit.split_vjp import Function, Operands, Shape, SplitVJP, is_inexact, saving_vjp
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract, is_on_host, to_host
+
+Layer: TypeAlias = int | jax.Array
+"""The number of a layer."""
 
 
 class Inputs(NamedTuple):
@@ -34,8 +37,8 @@ class Inputs(NamedTuple):
     """
 
     passed: dict[int, ParamShards]
-    xs: list[Any]
-    consts: list[Any]
+    xs: list[jax.Array]
+    consts: list[jax.Array]
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,11 @@ class Body:
     reverse: bool
     unroll: int
 
-    def layer(self, i: Any, further: int) -> Any:
+    def layer(self, i: Layer, further: int) -> jax.Array:
         """The layer some iterations further than layer `i`, or the last one on the way."""
         return jnp.clip(i - further if self.reverse else i + further, 0, self.length - 1)
 
-    def scan(self, iteration: Callable, state: PyTree, xs: Any, *, backward: bool = False) -> Any:
+    def scan(self, iteration: Callable, state: PyTree, xs: PyTree, *, backward: bool = False) -> PyTree:
         """Runs iterations in one of the two directions; each gets the number of its layer too."""
         layers = jnp.arange(self.length, dtype=jnp.int32)
         reverse = self.reverse is not backward
@@ -72,8 +75,8 @@ class Body:
 
 
 def pipelined_scan(
-    body: Body, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any], grad_reduce: GradReduceConfig
-) -> list[Any]:
+    body: Body, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[jax.Array], grad_reduce: GradReduceConfig
+) -> list[jax.Array]:
     """Runs a loop.
 
     Args:
@@ -87,7 +90,7 @@ def pipelined_scan(
         The last carry, and the other outputs, stacked.
     """
 
-    def call_forward(*operands: Any) -> tuple[Any, Any]:
+    def call_forward(*operands: PyTree) -> tuple[list[jax.Array], Callable]:
         is_primal = lambda x: hasattr(x, "perturbed")
         moves = jax.tree.map(lambda x: x.perturbed and is_inexact(x.value), operands, is_leaf=is_primal)
         stacks, inputs, carry = jax.tree.map(lambda x: x.value, operands, is_leaf=is_primal)
@@ -101,7 +104,9 @@ def pipelined_scan(
     return call(stacks, inputs, carry)
 
 
-def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs, carry_moves: list[bool]) -> SplitVJP:
+def _split_vjp(
+    body: Body, inputs: Inputs, carry: list[jax.Array], inputs_move: Inputs, carry_moves: list[bool]
+) -> SplitVJP:
     """The halves of one iteration. What the backward pass has at hand anyway is not kept for it."""
     moving, before = carry_moves, None
     while moving != before:  # what one iteration makes differentiable comes into the next one
@@ -109,7 +114,7 @@ def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs
         after = body.flows(inputs_move, before)[: len(carry)]
         moving = [m or (a and is_inexact(x)) for m, a, x in zip(before, after, carry, strict=True)]
     passed, xs = jax.tree.map(lambda x: _shape(x, x.shape[1:]), (inputs.passed, inputs.xs))
-    at_hand = Inputs(passed, xs, [_shape(x, x.shape) for x in inputs.consts])
+    at_hand = inputs._replace(passed=passed, xs=xs, consts=[_shape(x, x.shape) for x in inputs.consts])
     operands = Operands(
         full=[*(f.shape for f in body.gather_keys), *jax.tree.leaves(at_hand)],
         trainable=[*body.trainable, *jax.tree.leaves(inputs_move)],
@@ -119,10 +124,12 @@ def _split_vjp(body: Body, inputs: Inputs, carry: list[Any], inputs_move: Inputs
     return saving_vjp(body.compute, operands, recomputes=False, n_gathered=len(body.gather_keys))
 
 
-def _forward(body: Body, compute: Callable, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[Any]) -> Any:
+def _forward(
+    body: Body, compute: Callable, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """The forward loop: its outputs, and what `compute` keeps of each iteration."""
 
-    def iteration(state: PyTree, x: Any) -> Any:
+    def iteration(state: PyTree, x: PyTree) -> PyTree:
         (carry, here), (i, (passed, xs)) = state, x
         following = _gathered(body, stacks, body.layer(i, 1))
         outs, kept = compute(_full(body, stacks, here, i, Inputs(passed, xs, inputs.consts)), carry)
@@ -192,13 +199,13 @@ class _Backward:
             [jnp.zeros((self.body.length, *f.placement.shard_shape), f.dtype) for f in late],
         )
 
-    def scatter_late(self, stacked: list[Any], waiting: list[Any], i: Any) -> list[Any]:
+    def scatter_late(self, stacked: list[jax.Array], waiting: list[jax.Array], i: Layer) -> list[jax.Array]:
         """Scatters the gradients of layer `i` that have waited."""
         keys = [self.body.gather_keys[k] for k in self.late]
         scattered = [f.scattered(grad, self.grad_reduce, "scan") for f, grad in zip(keys, waiting, strict=True)]
         return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
 
-    def iteration(self, state: _State, x: Any) -> tuple[_State, Any]:
+    def iteration(self, state: _State, x: PyTree) -> tuple[_State, PyTree]:
         """One layer: its gradients of what is gathered, and of what is sliced, go out."""
         body, split_vjp, n_forms = self.body, self.split_vjp, self.n_forms
         grads_carry, grads_consts, here, waiting, stacked = state
@@ -231,9 +238,9 @@ def _backward(
     grad_reduce: GradReduceConfig,
     stacks: dict[int, ParamShards],
     inputs: Inputs,
-    kept: Any,
-    grads_out: Sequence[Any],
-) -> Any:
+    kept: list[jax.Array],
+    grads_out: Sequence[Cotangent],
+) -> tuple[PyTree, PyTree, PyTree]:
     """The gradients of `stacks`, of `inputs` and of the carry."""
     if all(is_zero(g) for g in grads_out):
         return None, None, None
@@ -273,8 +280,8 @@ def _late(body: Body, split_vjp: SplitVJP) -> list[int]:
 
 
 def _scattered(
-    body: Body, grads: dict[int, Any], sent: Any, grad_reduce: GradReduceConfig
-) -> tuple[dict[int, Any], Any]:
+    body: Body, grads: dict[int, jax.Array], sent: Tree, grad_reduce: GradReduceConfig
+) -> tuple[dict[int, jax.Array], Tree]:
     """Scatters gradients: leaf -> its own, and what is sent before any of a matrix.
 
     Schedulers put the products of gradients at the end and would send everything beside those few. So what could
@@ -283,7 +290,7 @@ def _scattered(
     for k in reversed(_matrices(body)):
         if k in grads:
             grads[k], sent = barrier((grads[k], sent))
-    scattered: dict[int, Any] = {}
+    scattered: dict[int, jax.Array] = {}
     for k, grad in grads.items():
         g, leaf = body.gather_keys[k].scattered(grad, grad_reduce, "scan"), body.gather_keys[k].leaf
         scattered[leaf] = scattered[leaf] + g if leaf in scattered else g
@@ -295,19 +302,21 @@ def _matrices(body: Body) -> list[int]:
     return [i for i, f in enumerate(body.gather_keys) if len(f.placement.shape) > 1]
 
 
-def _gathered(body: Body, stacks: dict[int, ParamShards], i: Any) -> list[jax.Array]:
+def _gathered(body: Body, stacks: dict[int, ParamShards], i: Layer) -> list[jax.Array]:
     """What travels of one layer."""
     return [f.gathered(_parts(f, stacks, i), "scan") for f in body.gather_keys if not f.in_advance]
 
 
-def _full(body: Body, stacks: dict[int, ParamShards], gathered: list[jax.Array], i: Any, inputs: Inputs) -> list[Any]:
+def _full(
+    body: Body, stacks: dict[int, ParamShards], gathered: list[jax.Array], i: Layer, inputs: Inputs
+) -> list[jax.Array]:
     """The first operand of `Body.compute`."""
     values = iter(gathered)
     full = [f.gathered(_parts(f, stacks, i)) if f.in_advance else next(values) for f in body.gather_keys]
     return [*full, *jax.tree.leaves(inputs)]
 
 
-def _parts(gather_key: DeferredParam, stacks: dict[int, ParamShards], i: Any) -> ParamShards:
+def _parts(gather_key: DeferredParam, stacks: dict[int, ParamShards], i: Layer) -> ParamShards:
     """The arrays of one layer; only those that are read."""
     parts = stacks[gather_key.leaf]
     kind = "whole" if gather_key.in_advance else "shard" if gather_key.ready is None else "ready"
@@ -315,5 +324,5 @@ def _parts(gather_key: DeferredParam, stacks: dict[int, ParamShards], i: Any) ->
     return ParamShards(**{"shard": None, kind: one})
 
 
-def _shape(x: Any, shape: tuple[int, ...]) -> Any:
+def _shape(x: jax.Array, shape: tuple[int, ...]) -> Shape:
     return abstract(shape, x.dtype, on_host=True) if is_on_host(x) else jax.ShapeDtypeStruct(shape, x.dtype)

@@ -6,14 +6,14 @@ hand. Only a loop over stacked parameters goes on gathering by itself, layer by 
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 
 from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
 from jzero.gather.trace.regions import remat_regions
 from jzero.gather.trace.structural_keys import structural_key
-from jzero.gather.trace.visitor import stacked_operands, walk
+from jzero.gather.trace.visitor import Data, stacked_operands, walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.products import apply_primitive
 from jzero.gather.unit.split_vjp import Operands, SplitVJP, is_inexact, recomputing_vjp, saving_vjp
@@ -22,10 +22,19 @@ from jzero.jaxpr import Equation, Program, bind, called_program, name_of, scan_a
 from jzero.jaxpr.params import remat_of, scan_of
 from jzero.jaxpr.policies import OFFLOAD, never_gathered
 from jzero.jaxpr.primitives import is_remat, stops_gradient
+from jzero.jaxpr.program import ShapedArray
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract
 
-RunBody: TypeAlias = Callable[[Program, Sequence[Any], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]]
+Operand: TypeAlias = jax.Array | DeferredParam
+"""What an equation takes in a program that runs."""
+
+Planned: TypeAlias = bool | DeferredParam
+"""What it takes in one that is only planned; for data, whether a gradient may flow to it."""
+
+RunBody: TypeAlias = Callable[
+    [Program, Sequence[Operand], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]
+]
 """Runs the body of a loop that gathers by itself: of a program, its operands, the arrays of parameters, as `run`."""
 
 
@@ -54,25 +63,25 @@ class Inside:
         self.full, self.arrays, self.rules = full, arrays, rules
         self.regions: dict[Hashable, Callable] = {}
 
-    def value(self, x: Any) -> Any:
+    def value(self, x: Operand) -> jax.Array:
         """The full array of an operand."""
         if not isinstance(x, DeferredParam):
             return x
         return x.replayed(x.gathered(self.arrays[x.leaf]) if x.is_replicated else self.full[x.gather_key])
 
-    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def data(self, eqn: Equation, operands: list[jax.Array]) -> list[jax.Array]:
         """An equation without parameters."""
         return bind(eqn, operands)
 
-    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Operand]) -> list[jax.Array]:
         """An equation on full values."""
         return apply_primitive(eqn, [self.value(x) for x in operands])
 
-    def output(self, value: DeferredParam) -> Any:
+    def output(self, value: DeferredParam) -> jax.Array:
         """A parameter that leaves the program."""
         return self.value(value)
 
-    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Operand]) -> list[jax.Array]:
         """A `jax.checkpoint` region; its policy stays, except that it can never save what a loop inside gathers."""
         gather_keys, passed = _needs(eqn, operands)
 
@@ -88,30 +97,37 @@ class Inside:
         data = [x for x in operands if not isinstance(x, DeferredParam)]
         return self.regions[key]([self.full[f] for f in gather_keys], [self.arrays[leaf] for leaf in passed], data)
 
-    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Operand], stacked: Mapping[int, DeferredParam]) -> list[jax.Array]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
         scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
         first_x = n_consts + n_carry
-        values = [self.arrays[x.leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
+        values = [self.arrays[stacked[i].leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
         if self.rules.grad_reduce.pipelined and scan.length > 1:
-            layers = [operands[i].layer if i in stacked else x for i, x in enumerate(values)]
+            layers = [stacked[i].layer if i in stacked else cast(jax.Array, x) for i, x in enumerate(values)]
             if (outs := _pipelined(eqn, layers, values, self.rules)) is not None:
                 return outs
 
-        def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        def body(carry: list[jax.Array], xs: list[jax.Array | ParamShards]) -> tuple[list[jax.Array], list[jax.Array]]:
             inputs = [*values[:n_consts], *carry, *xs]
-            slices = {operands[i].leaf: inputs[i] for i in stacked}
-            inputs = [operands[i].layer if i in stacked else x for i, x in enumerate(inputs)]
-            outs = self.rules.run_body(scan.program, inputs, slices, self.rules.grad_reduce)
+            slices = {x.leaf: cast(ParamShards, inputs[i]) for i, x in stacked.items()}
+            layers = [stacked[i].layer if i in stacked else cast(jax.Array, x) for i, x in enumerate(inputs)]
+            outs = self.rules.run_body(scan.program, layers, slices, self.rules.grad_reduce)
             return outs[:n_carry], outs[n_carry:]
 
         carry, ys = jax.lax.scan(
-            body, values[n_consts:first_x], values[first_x:], scan.length, reverse=scan.reverse, unroll=scan.unroll
+            body,
+            cast(list[jax.Array], values[n_consts:first_x]),
+            values[first_x:],
+            scan.length,
+            reverse=scan.reverse,
+            unroll=scan.unroll,
         )
         return [*carry, *ys]
 
 
-def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rules: Rules) -> list[Any] | None:
+def _pipelined(
+    eqn: Equation, layers: Sequence[Operand], values: Sequence[jax.Array | ParamShards], rules: Rules
+) -> list[jax.Array] | None:
     """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
 
     Args:
@@ -132,14 +148,15 @@ def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rule
     if not gather_keys:
         return None
     deferred_params = {x.leaf: x for x in layers if isinstance(x, DeferredParam)}
-    arrays = {x.leaf: parts for x, parts in zip(layers, values, strict=True) if isinstance(x, DeferredParam)}
+    each = zip(layers, values, strict=True)
+    arrays = {x.leaf: cast(ParamShards, parts) for x, parts in each if isinstance(x, DeferredParam)}
 
-    def operands(inputs: Inputs, carry: Sequence[Any]) -> list[Any]:
-        xs = iter(inputs.xs)
+    def operands(inputs: Inputs, carry: Sequence[Data]) -> list[Data | DeferredParam]:
+        xs, consts = iter(cast(list[Data], inputs.xs)), cast(list[Data], inputs.consts)
         sliced = [x if isinstance(x, DeferredParam) else next(xs) for x in layers[n_consts + n_carry :]]
-        return [*inputs.consts, *carry, *sliced]
+        return [*consts, *carry, *sliced]
 
-    def compute(full: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
+    def compute(full: Sequence[jax.Array], carry: Sequence[jax.Array]) -> list[jax.Array]:
         own, given = (
             dict(zip(gather_keys, full[: len(gather_keys)], strict=True)),
             structure.unflatten(full[len(gather_keys) :]),
@@ -149,7 +166,7 @@ def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rule
     inputs = Inputs(
         {leaf: arrays[leaf] for leaf in passed},
         [x for x in values[n_consts + n_carry :] if not isinstance(x, ParamShards)],
-        list(values[:n_consts]),
+        cast(list[jax.Array], list(values[:n_consts])),
     )
     structure = jax.tree.structure(inputs)
     body = Body(
@@ -162,10 +179,12 @@ def _pipelined(eqn: Equation, layers: Sequence[Any], values: Sequence[Any], rule
         scan.unroll,
     )
     stacks = {f.leaf: arrays[f.leaf] for f in gather_keys}
-    return pipelined_scan(body, stacks, inputs, list(values[n_consts : n_consts + n_carry]), rules.grad_reduce)
+    return pipelined_scan(
+        body, stacks, inputs, cast(list[jax.Array], list(values[n_consts : n_consts + n_carry])), rules.grad_reduce
+    )
 
 
-def make_unit(eqn: Equation, operands: Sequence[Any], rules: Rules, known: dict[Hashable, SplitVJP]) -> Unit | None:
+def make_unit(eqn: Equation, operands: Sequence[Planned], rules: Rules, known: dict[Hashable, SplitVJP]) -> Unit | None:
     """Makes a unit of an equation, or nothing if it gathers nothing itself and offloads nothing.
 
     Args:
@@ -186,7 +205,7 @@ def make_unit(eqn: Equation, operands: Sequence[Any], rules: Rules, known: dict[
     return Unit(name, tuple(gather_keys), tuple(passed), known[key], offloads)
 
 
-def _computation(eqn: Equation, operands: Sequence[Any], passed: Sequence[int]) -> Hashable:
+def _computation(eqn: Equation, operands: Sequence[Planned] | Sequence[Operand], passed: Sequence[int]) -> Hashable:
     """Equal for equations that may share their computation."""
     # What a loop inside gathers is called by its own name, so that nothing else can have the same computation.
     names = [x.name for x in operands if isinstance(x, DeferredParam) and x.leaf in passed and not x.is_replicated]
@@ -195,7 +214,7 @@ def _computation(eqn: Equation, operands: Sequence[Any], passed: Sequence[int]) 
 
 def _split_vjp(
     eqn: Equation,
-    operands: Sequence[Any],
+    operands: Sequence[Planned],
     gather_keys: list[DeferredParam],
     passed: list[int],
     rules: Rules,
@@ -209,7 +228,7 @@ def _split_vjp(
     data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, DeferredParam)]
     out_shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
 
-    def compute(full: Sequence[jax.Array], others: Sequence[Any]) -> list[jax.Array]:
+    def compute(full: Sequence[jax.Array], others: Sequence[jax.Array]) -> list[jax.Array]:
         parts = passed_tree.unflatten(others[: len(passed_leaves)])
         return _evaluate(
             eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], rules
@@ -237,29 +256,37 @@ def identity_unit(value: DeferredParam) -> Unit:
     return Unit("output", (value.gather_key,), (), split_vjp)
 
 
-def _evaluate(eqn, operands, full, arrays, data, rules) -> list[jax.Array]:
+def _evaluate(
+    eqn: Equation,
+    operands: Sequence[object],
+    full: Mapping[DeferredParam, jax.Array],
+    arrays: Mapping[int, ParamShards],
+    data: Sequence[jax.Array],
+    rules: Rules,
+) -> list[jax.Array]:
     """One equation, with its data operands replaced, on gathered parameters."""
     given = iter(data)
-    operands = [x if isinstance(x, DeferredParam) else next(given) for x in operands]
+    inputs = [x if isinstance(x, DeferredParam) else next(given) for x in operands]
     inside = Inside(full, arrays, rules)
     if is_remat(eqn):
-        return walk(called_program(eqn), operands, inside)
-    if stacked := stacked_operands(eqn, operands):
-        return inside.loop(eqn, operands, stacked)
-    return inside.use(eqn, operands)
+        return walk(called_program(eqn), inputs, inside)
+    if stacked := stacked_operands(eqn, inputs):
+        return inside.loop(eqn, inputs, stacked)
+    return inside.use(eqn, inputs)
 
 
 def _part_shapes(x: DeferredParam) -> ParamShards:
-    shard = abstract(x.placement.shard_shape, x.dtype, on_host=x.on_host)
-    ready = None if x.ready is None else abstract(x.placement.shard_shape, x.ready, on_host=x.on_host)
-    return ParamShards(shard, x.shape if x.in_advance else None, ready)
+    like = cast(Callable[..., jax.Array], abstract)  # shapes in the place of arrays
+    shard = like(x.placement.shard_shape, x.dtype, on_host=x.on_host)
+    ready = None if x.ready is None else like(x.placement.shard_shape, x.ready, on_host=x.on_host)
+    return ParamShards(shard, cast(jax.Array, x.shape) if x.in_advance else None, ready)
 
 
-def _shape(aval: Any) -> jax.ShapeDtypeStruct:
+def _shape(aval: ShapedArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _needs(eqn: Equation, operands: Sequence[Any]) -> tuple[list[DeferredParam], list[int]]:
+def _needs(eqn: Equation, operands: Sequence[Planned] | Sequence[Operand]) -> tuple[list[DeferredParam], list[int]]:
     """What an equation needs of its parameters: gather keys, in the order of first use, and leaves whose own arrays
     it takes.
     """
@@ -267,9 +294,9 @@ def _needs(eqn: Equation, operands: Sequence[Any]) -> tuple[list[DeferredParam],
     if is_remat(eqn):
         walk(called_program(eqn), [x if isinstance(x, DeferredParam) else False for x in operands], needs)
     elif stacked := stacked_operands(eqn, operands):
-        needs.loop(eqn, list(operands), stacked)
+        needs.loop(eqn, cast(list[Planned], list(operands)), stacked)
     else:
-        needs.use(eqn, list(operands))
+        needs.use(eqn, cast(list[Planned], list(operands)))
     return list(needs.gather_keys), sorted(needs.passed)
 
 
@@ -280,21 +307,21 @@ class _Needs:
         self.gather_keys: dict[DeferredParam, None] = {}
         self.passed: set[int] = set()
 
-    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def data(self, eqn: Equation, operands: list[bool]) -> list[bool]:
         flows = any(x is True for x in operands) and not stops_gradient(eqn)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
-    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Planned]) -> list[bool]:
         return self.data(eqn, [self.output(x) if isinstance(x, DeferredParam) else x for x in operands])
 
-    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Planned]) -> list[bool]:
         return walk(called_program(eqn), operands, self)
 
-    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
-        self.passed |= {operands[i].leaf for i in stacked}
-        return self.use(eqn, [x.trainable if i in stacked else x for i, x in enumerate(operands)])
+    def loop(self, eqn: Equation, operands: list[Planned], stacked: Mapping[int, DeferredParam]) -> list[bool]:
+        self.passed |= {x.leaf for x in stacked.values()}
+        return self.use(eqn, [stacked[i].trainable if i in stacked else x for i, x in enumerate(operands)])
 
-    def output(self, value: DeferredParam) -> Any:
+    def output(self, value: DeferredParam) -> bool:
         if value.is_replicated:
             self.passed.add(value.leaf)
         else:

@@ -9,13 +9,12 @@ not understand is gathered in front of its use: slower, never wrong.
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 
 from jzero.base.types import Casts, Mask, Params, Placements, PyTree
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
-from jzero.gather.trace.inside import Inside, Rules, identity_unit, make_unit
+from jzero.gather.trace.inside import Inside, Operand, Planned, Rules, identity_unit, make_unit
 from jzero.gather.trace.visitor import walk
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
 from jzero.gather.unit.run import run_unit
@@ -57,7 +56,7 @@ def gather_at_use(
         that of a whole leaf is the device's own, not summed.
     """
 
-    def sharded_fn(params_sharded: Params, *args: Any) -> Any:
+    def sharded_fn(params_sharded: Params, *args: PyTree) -> PyTree:
         paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
         leaves = [leaf for _, leaf in paths]
         given, cast_before = ([None] * len(leaves) if t is None else treedef.flatten_up_to(t) for t in (wholes, ready))
@@ -80,7 +79,7 @@ def gather_at_use(
 
 def run(
     program: Program,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     arrays: Mapping[int, ParamShards],
     grad_reduce: GradReduceConfig,
     limits: Limits | None = None,
@@ -105,27 +104,28 @@ def run(
     if shared:
         # The gradients of several uses add up, which they cannot do on the host: fetched once, in front of all of them.
         arrays = {**arrays, **{i: ParamShards(*(x if x is None else to_device(x) for x in arrays[i])) for i in shared}}
-        here = lambda x: isinstance(x, DeferredParam) and x.leaf in shared
-        operands = [replace(x, on_host=False) if here(x) else x for x in operands]
+        operands = [
+            replace(x, on_host=False) if isinstance(x, DeferredParam) and x.leaf in shared else x for x in operands
+        ]
         plan = _plan(program, operands, grad_reduce, in_loop=in_loop)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
     return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
 
 
 def _run_body(
-    program: Program, operands: Sequence[Any], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
+    program: Program, operands: Sequence[Operand], arrays: Mapping[int, ParamShards], grad_reduce: GradReduceConfig
 ) -> list[jax.Array]:
     return run(program, operands, arrays, grad_reduce, in_loop=True)
 
 
-def _plan(program: Program, operands: Sequence[Any], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
+def _plan(program: Program, operands: Sequence[Operand], grad_reduce: GradReduceConfig, *, in_loop: bool) -> "_Plan":
     """The first walk. What enters the program carries no gradient; what enters the body of a loop may."""
     plan = _Plan(grad_reduce)
     walk(program, [x if isinstance(x, DeferredParam) else in_loop and is_inexact(x) for x in operands], plan)
     return plan
 
 
-def _shared(plan: "_Plan", operands: Sequence[Any]) -> set[int]:
+def _shared(plan: "_Plan", operands: Sequence[Operand]) -> set[int]:
     """The parameters on the host that several units use."""
     on_host = {x.leaf for x in operands if isinstance(x, DeferredParam) and x.on_host}
     units = [step for step in plan.steps if isinstance(step, Unit)]
@@ -150,24 +150,25 @@ class _Plan:
         self.known: dict[Hashable, SplitVJP] = {}
         self.rules = Rules(grad_reduce, _run_body)
 
-    def data(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def data(self, eqn: Equation, operands: list[bool]) -> list[bool]:
         flows = any(x is True for x in operands) and not stops_gradient(eqn)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
 
-    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Planned]) -> list[bool]:
         return self._unit(eqn, operands)
 
-    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Planned]) -> list[bool]:
         return self._unit(eqn, operands)
 
-    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
-        self.steps.append(Fence(sum(eqn.invars[i].aval.size for i in stacked if not operands[i].is_replicated)))
+    def loop(self, eqn: Equation, operands: list[Planned], stacked: Mapping[int, DeferredParam]) -> list[bool]:
+        self.steps.append(Fence(sum(eqn.invars[i].aval.size for i, x in stacked.items() if not x.is_replicated)))
         return self._unit(eqn, operands)
 
-    def output(self, value: DeferredParam) -> Any:
+    def output(self, value: DeferredParam) -> bool:
         self._note(None if value.is_replicated else identity_unit(value))
+        return value.trainable
 
-    def _unit(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def _unit(self, eqn: Equation, operands: list[Planned]) -> list[bool]:
         self._note(make_unit(eqn, operands, self.rules, self.known))
         flows = any(x.trainable if isinstance(x, DeferredParam) else x is True for x in operands)
         return [flows and is_inexact(v.aval) for v in eqn.outvars]
@@ -191,23 +192,23 @@ class _Run(Inside):
         self.links: dict[Link, jax.Array] = {}
         self.tied = tied
 
-    def use(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def use(self, eqn: Equation, operands: list[Operand]) -> list[jax.Array]:
         number = next(self.found)
         return super().use(eqn, operands) if number is None else self._unit(number, operands)
 
-    def region(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+    def region(self, eqn: Equation, operands: list[Operand]) -> list[jax.Array]:
         number = next(self.found)
         return super().region(eqn, operands) if number is None else self._unit(number, operands)
 
-    def loop(self, eqn: Equation, operands: list[Any], stacked: Sequence[int]) -> list[Any]:
+    def loop(self, eqn: Equation, operands: list[Operand], stacked: Mapping[int, DeferredParam]) -> list[jax.Array]:
         number = next(self.found)
         return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
 
-    def output(self, value: DeferredParam) -> Any:
+    def output(self, value: DeferredParam) -> jax.Array:
         number = next(self.found)
         return super().output(value) if number is None else self._unit(number, [])[0]
 
-    def _unit(self, number: int, operands: list[Any]) -> list[Any]:
+    def _unit(self, number: int, operands: list[Operand]) -> list[jax.Array]:
         unit = self.units[number]
         schedule = self.schedules.get(number) or on_its_own(unit)
         data = [x for x in operands if not isinstance(x, DeferredParam)]

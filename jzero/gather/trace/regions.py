@@ -6,7 +6,6 @@ jaxpr of the loss. Its policy is exchanged there; `jzero.gather.unit.run` does w
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -46,7 +45,7 @@ def remat_regions(program: Program) -> Iterator[Equation]:
     return (eqn for eqn, *_ in every_equation(program) if is_remat(eqn))
 
 
-def _offloaded(eqn: Equation) -> dict[str, Any]:
+def _offloaded(eqn: Equation) -> dict[str, object]:
     """The policy that a region gets, if it keeps nothing but its inputs."""
     keeps_inputs = is_remat(eqn) and remat_of(eqn).policy in (None, jax.checkpoint_policies.nothing_saveable)
     return {"policy": OFFLOAD} if keeps_inputs else {}

@@ -5,13 +5,12 @@ They share one unit's computation, which JAX then differentiates once.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from jzero.gather.unit.deferred import DeferredParam
 from jzero.jaxpr import Equation, equation_key
 
 
-def structural_key(eqn: Equation, operands: Sequence[Any]) -> Hashable:
+def structural_key(eqn: Equation, operands: Sequence[object]) -> Hashable:
     """What two uses of parameters have in common if they compute the same, of other parameters of the same layouts.
 
     Args:

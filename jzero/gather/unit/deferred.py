@@ -5,12 +5,12 @@ is deferred too, so that all stages run the same way; using it moves nothing.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from jzero.base.types import PyTree
 from jzero.jaxpr import Equation, bind
 from jzero.jaxpr.params import new_dtype
 from jzero.jaxpr.primitives import is_cast, rearranges, stops_gradient
@@ -28,14 +28,14 @@ class ParamShards(NamedTuple):
         ready: the shard as it is sent, cast in advance; None to cast at every use.
     """
 
-    shard: Any
-    whole: PyTree = None
-    ready: PyTree = None
+    shard: jax.Array | None
+    whole: jax.Array | None = None
+    ready: jax.Array | None = None
 
     @property
-    def payload(self) -> Any:
+    def payload(self) -> jax.Array:
         """What is gathered."""
-        return self.shard if self.ready is None else self.ready
+        return cast(jax.Array, self.shard if self.ready is None else self.ready)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class DeferredParam:
     leaf: int
     name: str
     placement: Placement
-    dtype: Any
-    casts: tuple[Any, ...] = ()
+    dtype: DTypeLike
+    casts: tuple[DTypeLike, ...] = ()
     in_advance: bool = False
     trainable: bool = True
     on_host: bool = False
-    ready: PyTree = None
+    ready: DTypeLike | None = None
     replay: tuple[Equation, ...] = ()
 
     @property

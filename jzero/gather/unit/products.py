@@ -6,7 +6,6 @@ kernel: half again as slow, measured on simulated devices.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +54,11 @@ def _product(eqn: Equation, order: str, left: jax.Array, right: jax.Array) -> ja
         grad_left, grad = jax.lax.optimization_barrier((grad_left, grad))
         first, second, dims = left, grad, (summed, batches)
         if order == "gradient first":
-            first, second, dims = grad, left, (summed[::-1], batches[::-1])
+            first, second, dims = grad, left, ((summed[1], summed[0]), (batches[1], batches[0]))
         grad_right = jax.lax.dot_general(
             first,
             second,
-            cast(Any, dims),
+            dims,
             precision=dot.precision,
             preferred_element_type=dot.preferred_element_type,
         )

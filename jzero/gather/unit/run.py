@@ -10,17 +10,25 @@ finds the parameter in the cotangent that comes back.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
-from jzero.base.types import PyTree
+from jzero.base.types import PyTree, TreeDef
 from jzero.gather.unit.deferred import DeferredParam, ParamShards
-from jzero.gather.unit.split_vjp import is_inexact
+from jzero.gather.unit.split_vjp import Shape, is_inexact
 from jzero.gather.unit.units import Link, Schedule, Unit
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import to_device, to_host
+
+Tree = TypeVar("Tree")
+"""A pytree of arrays; what comes of it has the same structure."""
+
+Cotangent: TypeAlias = jax.Array | jax.custom_derivatives.SymbolicZero
+
+Results: TypeAlias = tuple[list[jax.Array], list[jax.Array], list[jax.Array]]
+"""What the forward half of a unit gives: its outputs, what it hands on, and places for what comes back."""
 
 
 class Forward(NamedTuple):
@@ -38,7 +46,7 @@ class Forward(NamedTuple):
     own: list[ParamShards]
     prefetched: list[ParamShards]
     passed: dict[int, ParamShards]
-    data: list[Any]
+    data: list[jax.Array]
     received: list[jax.Array]
     placeholders: list[jax.Array]
 
@@ -48,7 +56,7 @@ class Residuals(NamedTuple):
 
     own: list[ParamShards]
     prefetched: list[ParamShards]
-    kept: list[Any]
+    kept: list[jax.Array]
     kept_full: list[jax.Array]
 
 
@@ -72,7 +80,7 @@ class _UnitRun:
     tied: bool
     own: list[int]
     prefetched: list[int]
-    passed_tree: Any
+    passed_tree: TreeDef
     n_data: int
 
     # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
@@ -101,7 +109,7 @@ class _UnitRun:
         parts = dict(zip([*self.own, *self.prefetched], [*shards.own, *shards.prefetched], strict=True))
         return parts, {f: f.gathered(parts[f.leaf]) for f in self.unit.gather_keys if f.in_advance}
 
-    def forward(self, given: Forward) -> tuple[Any, Residuals]:
+    def forward(self, given: Forward) -> tuple[Results, Residuals]:
         """(results, what it hands on, places for what comes back), and what it keeps."""
         unit, ahead = self.unit, self.schedule.ahead
         parts, in_advance = self.at_hand(given)
@@ -123,15 +131,15 @@ class _UnitRun:
         kept_full = [gathered[f] for f in _kept(unit, self.schedule)]
         return (outs, sent, placeholders), Residuals(given.own, given.prefetched, kept, kept_full)
 
-    def backward(self, residuals: Residuals, cotangents: Any) -> tuple[Any, ...]:
+    def backward(self, residuals: Residuals, cotangents: "Results") -> tuple[PyTree, ...]:
         """The cotangents of what `Forward` holds, from those of what `forward` returns."""
         grads_out, _, came_back = cotangents
         has_gradient = not all(is_zero(g) for g in grads_out)
         shapes = self.unit.split_vjp.out_shapes
         grads_out = [instantiated(g, s) for g, s in zip(grads_out, shapes, strict=True) if is_inexact(s)]
         gathered, kept, grads_out = self._gathered_again(residuals, came_back, grads_out)
-        grads_full: list[Any] = [None] * len(self.unit.gather_keys)
-        grads_others: list[Any] = [None] * (self.n_passed + self.n_data)
+        grads_full: list[jax.Array | None] = [None] * len(self.unit.gather_keys)
+        grads_others: list[jax.Array | None] = [None] * (self.n_passed + self.n_data)
         if has_gradient:
             self._pull(gathered, kept, grads_out, grads_full, grads_others)
         grads_own = self._by_leaf(grads_full)
@@ -154,13 +162,15 @@ class _UnitRun:
         )
 
     def _gathered_again(
-        self, residuals: Residuals, came_back: Sequence[Any], grads_out: list[jax.Array]
-    ) -> tuple[dict[DeferredParam, jax.Array], list[Any], list[jax.Array]]:
+        self, residuals: Residuals, came_back: Sequence[Cotangent], grads_out: list[jax.Array]
+    ) -> tuple[dict[DeferredParam, jax.Array], list[jax.Array], list[jax.Array]]:
         """What the backward half reads: gathered parameters, what was kept, and the cotangents of the results."""
         unit, split_vjp, back = self.unit, self.unit.split_vjp, self.schedule.back
         parts, gathered = self.at_hand(residuals)
         gathered |= dict(zip(_kept(unit, self.schedule), residuals.kept_full, strict=True))
-        gathered |= {f: x for (f, *_), x in zip(self.wanted_back, came_back, strict=True) if not is_zero(x)}
+        gathered |= {
+            f: cast(jax.Array, x) for (f, *_), x in zip(self.wanted_back, came_back, strict=True) if not is_zero(x)
+        }
         needed = [f for f, n in zip(unit.gather_keys, split_vjp.needs, strict=True) if n] + [f for f, _ in back.send]
         gather = list(dict.fromkeys([*back.gather, *(f for f in needed if f not in gathered)]))
         kept, waiting = residuals.kept, [parts[f.leaf] for f in gather]
@@ -175,10 +185,10 @@ class _UnitRun:
     def _pull(
         self,
         gathered: Mapping[DeferredParam, jax.Array],
-        kept: list[Any],
+        kept: list[jax.Array],
         grads_out: list[jax.Array],
-        grads_full: list[Any],
-        grads_others: list[Any],
+        grads_full: list[jax.Array | None],
+        grads_others: list[jax.Array | None],
     ) -> None:
         """Computes gradients, scatters those of parameters, and puts all of them into the two lists."""
         unit, split_vjp = self.unit, self.unit.split_vjp
@@ -203,7 +213,7 @@ def run_unit(
     number: int,
     schedule: Schedule,
     uses: Mapping[DeferredParam, str],
-    data: Sequence[Any],
+    data: Sequence[jax.Array],
     arrays: Mapping[int, ParamShards],
     links: dict[Link, jax.Array],
     grad_reduce: GradReduceConfig,
@@ -247,7 +257,7 @@ def run_unit(
     return outs if split_vjp.moving_full or split_vjp.moving_others else jax.lax.stop_gradient(outs)
 
 
-def _differentiable(run: _UnitRun) -> Callable[..., Any]:
+def _differentiable(run: _UnitRun) -> Callable[..., Results]:
     """The unit as a function of what `Forward` holds, with its own rule for the backward pass."""
 
     @jax.custom_vjp
@@ -265,7 +275,7 @@ def _differentiable(run: _UnitRun) -> Callable[..., Any]:
     return call
 
 
-def _replaced(values: Sequence[Any], at: Sequence[int], by: Sequence[Any]) -> list[Any]:
+def _replaced(values: Sequence[jax.Array], at: Sequence[int], by: Sequence[jax.Array]) -> list[jax.Array]:
     """The values with some of them replaced."""
     new = dict(zip(at, by, strict=True))
     return [new.get(i, x) for i, x in enumerate(values)]
@@ -275,14 +285,14 @@ def _kept(unit: Unit, schedule: Schedule) -> list[DeferredParam]:
     return [f for f in unit.gather_keys if f in schedule.kept]
 
 
-def _tie(operands: Any, shards: list[ParamShards], tied: bool) -> tuple[Any, list[ParamShards]]:
+def _tie(operands: Tree, shards: list[ParamShards], tied: bool) -> tuple[Tree, list[ParamShards]]:
     """Makes shards wait for operands. Both pass through the barrier, for one whose result is unused is removed."""
     if not tied or not shards or not any(jnp.ndim(x) for x in jax.tree.leaves(operands)):
         return operands, shards
     return barrier((operands, shards))
 
 
-def barrier(tree: PyTree) -> Any:
+def barrier(tree: Tree) -> Tree:
     """An optimisation barrier around all arrays that it can hold."""
     leaves, treedef = jax.tree.flatten(tree)
     plain = [i for i, x in enumerate(leaves) if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)]
@@ -291,12 +301,12 @@ def barrier(tree: PyTree) -> Any:
     return treedef.unflatten(leaves)
 
 
-def is_zero(cotangent: Any) -> bool:
+def is_zero(cotangent: Cotangent) -> bool:
     return isinstance(cotangent, jax.custom_derivatives.SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
 
-def instantiated(cotangent: Any, like: PyTree) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype) if is_zero(cotangent) else cotangent
+def instantiated(cotangent: Cotangent, like: Shape) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype) if is_zero(cotangent) else cast(jax.Array, cotangent)
 
 
 def _sum(grads: list[jax.Array]) -> jax.Array | None:

@@ -6,19 +6,27 @@ included, is left behind and made again from parameters gathered again; the rest
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import TreeDef
 from jzero.jaxpr import Equation, Program, called_program, evaluate, interpret, name_of, restrict, trace
 from jzero.jaxpr.primitives import JIT, REPLAYABLE, is_cast
+from jzero.jaxpr.program import ShapedArray
 
-Function = Callable[[Sequence[jax.Array], Sequence[Any]], list[jax.Array]]
+Shape: TypeAlias = jax.ShapeDtypeStruct | ShapedArray
+"""Shape and dtype of an array, for tracing."""
+
+Function: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]
 """Of gathered parameters and other operands."""
 
+Pull: TypeAlias = Callable[[list[jax.Array]], Sequence[jax.Array]]
+"""What JAX makes of a function for its backward pass: cotangents of the outputs -> those of the operands."""
 
-def is_inexact(x: Any) -> bool:
+
+def is_inexact(x: object) -> bool:
     """Whether a value can carry a gradient."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
@@ -33,9 +41,9 @@ class Operands(NamedTuple):
         moving: which of them may get one.
     """
 
-    full: Sequence[Any]
+    full: Sequence[Shape]
     trainable: Sequence[bool]
-    others: Sequence[Any]
+    others: Sequence[Shape]
     moving: Sequence[bool]
 
 
@@ -53,10 +61,12 @@ class SplitVJP:
             one.
     """
 
-    forward: Callable[[Sequence[jax.Array], Sequence[Any]], tuple[list[jax.Array], list[Any]]]
-    backward: Callable[[Sequence[Any], Sequence[Any], Sequence[jax.Array]], tuple[list[Any], list[Any]]]
+    forward: Callable[[Sequence[jax.Array], Sequence[jax.Array]], tuple[list[jax.Array], list[jax.Array]]]
+    backward: Callable[
+        [Sequence[jax.Array | None], Sequence[jax.Array], Sequence[jax.Array]], tuple[list[jax.Array], list[jax.Array]]
+    ]
     needs: tuple[bool, ...]
-    out_shapes: tuple[Any, ...]
+    out_shapes: tuple[Shape, ...]
     moving_full: tuple[int, ...]
     moving_others: tuple[int, ...]
     recomputes: bool
@@ -74,9 +84,9 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
     """
     movers = _Movers(fn, operands)
     n_full, n_others = len(operands.full), len(operands.others)
-    structure: list[Any] = []
+    structure: list[TreeDef] = []
 
-    def traced(full: Sequence[jax.Array], others: Sequence[Any]) -> tuple[list[jax.Array], list[Any]]:
+    def traced(full: Sequence[jax.Array], others: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         outs, pull = movers.vjp(full, others)
         residuals, treedef = jax.tree.flatten(pull)
         structure[:] = [treedef]
@@ -96,7 +106,7 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
 
     def backward(full, kept, cotangents):
         inputs = [x for x, used in zip([*full, *[None] * n_others], needs, strict=True) if used]
-        made = iter(evaluate(remade, inputs) if n_again else [])
+        made = iter(evaluate(remade, cast(list[jax.Array], inputs)) if n_again else [])
         kept = iter(kept)
         residuals = [next(made) if a else next(kept) for a in again]
         return movers.pull(structure[0].unflatten(residuals), cotangents)
@@ -104,7 +114,7 @@ def saving_vjp(fn: Function, operands: Operands, *, recomputes: bool, n_gathered
     return SplitVJP(forward, backward, tuple(needs[:n_full]), outs, movers.full, movers.others, recomputes)
 
 
-def recomputing_vjp(fn: Function, operands: Operands, out_shapes: Sequence[Any]) -> SplitVJP:
+def recomputing_vjp(fn: Function, operands: Operands, out_shapes: Sequence[Shape]) -> SplitVJP:
     """The halves of full rematerialisation: the operands are kept and `fn` runs again."""
     fn = jax.jit(fn)  # units with one structural key share its trace, and that of its gradient
     movers = _Movers(fn, operands)
@@ -132,7 +142,7 @@ class _Movers:
         self.full = _moving(operands.full, operands.trainable)
         self.others = _moving(operands.others, operands.moving)
 
-    def vjp(self, full: Sequence[Any], others: Sequence[Any]) -> tuple[list[jax.Array], Any]:
+    def vjp(self, full: Sequence[jax.Array], others: Sequence[jax.Array]) -> tuple[list[jax.Array], Pull]:
         """All outputs, and the VJP of the inexact ones."""
 
         def of_movers(*moving: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -149,7 +159,7 @@ class _Movers:
         )
         return outs, pull
 
-    def pull(self, pull: Any, cotangents: Sequence[jax.Array]) -> tuple[list[Any], list[Any]]:
+    def pull(self, pull: Pull, cotangents: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Gradients of the moving parameters and of the moving operands."""
         grads = pull(list(cotangents))
         return list(grads[: len(self.full)]), list(grads[len(self.full) :])
@@ -173,5 +183,5 @@ def _source(eqn: Equation, operands: Sequence[int]) -> list[int]:
     return [source if usable else _UNKNOWN] * len(eqn.outvars)
 
 
-def _moving(shapes: Sequence[Any], wanted: Sequence[bool]) -> tuple[int, ...]:
+def _moving(shapes: Sequence[Shape], wanted: Sequence[bool]) -> tuple[int, ...]:
     return tuple(i for i, (x, w) in enumerate(zip(shapes, wanted, strict=True)) if w and is_inexact(x))

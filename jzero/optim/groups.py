@@ -6,10 +6,10 @@ A group is two numbers per parameter, read while the step is traced; the optimiz
 import difflib
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import jax
 import optax
+from jax.tree_util import KeyPath
 
 from jzero.config.schema.param_groups import ParamGroup
 from jzero.errors import ConfigError
@@ -65,7 +65,7 @@ def add_decayed_weights(decay: float, of_name: OfName) -> optax.GradientTransfor
         of_name: dotted name -> group.
     """
 
-    def decayed(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+    def decayed(path: KeyPath, update: jax.Array, param: jax.Array) -> jax.Array:
         group = of_name(path_name(path))
         own = decay if group is None or group.weight_decay is None else group.weight_decay
         return update + own * param if own else update
@@ -80,7 +80,7 @@ def scale_by_multiplier(of_name: OfName) -> optax.GradientTransformation:
         of_name: dotted name -> group.
     """
 
-    def scaled(path: Any, update: jax.Array) -> jax.Array:
+    def scaled(path: KeyPath, update: jax.Array) -> jax.Array:
         group = of_name(path_name(path))
         return update if group is None or group.lr_multiplier == 1 else update * group.lr_multiplier
 

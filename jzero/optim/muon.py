@@ -5,13 +5,12 @@ Flax keeps a kernel as `[in, out]`, torch as `[out, in]`; what depends on the tw
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jzero.base.types import Params, PyTree
+from jzero.base.types import Grads, OptState, Params
 from jzero.sharding.placement import path_name
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
@@ -77,7 +76,7 @@ def scale_by_deepspeeds_muon(momentum: float, loop_dims: LoopDims) -> optax.Grad
     def init(params: Params) -> optax.EmaState:
         return optax.EmaState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.EmaState]:
+    def update(updates: Grads, state: OptState, params: Params = None) -> tuple[Grads, optax.EmaState]:
         del params
         ema = optax.tree.update_moment(updates, state.ema, momentum, 1)
         ahead = optax.tree.update_moment(updates, ema, momentum, 1)

@@ -9,11 +9,12 @@ import inspect
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
 from jzero.base.types import Params
 from jzero.config.schema import optimizer_params as p
@@ -53,7 +54,7 @@ class Setting:
         """Adds the decayed weights: in front of the moments for L2, behind them for decoupled decay."""
         return add_decayed_weights(weight_decay, self.group)
 
-    def betas(self, betas: tuple[float, float]) -> tuple[Any, float]:
+    def betas(self, betas: tuple[float, float]) -> tuple[float | optax.Schedule, float]:
         """The two betas, the first one a function of the applied updates where the schedule cycles it."""
         if self.momentum is None:
             return betas
@@ -65,7 +66,9 @@ class Setting:
         return optax.chain(rule, decay, *rate) if decoupled else optax.chain(decay, rule, *rate)
 
 
-def _moments(scale_by: Callable[..., Transformation], betas: Any, s: Setting, **others: Any) -> Transformation:
+def _moments(
+    scale_by: Callable[..., Transformation], betas: tuple[float, float], s: Setting, **others: float | optax.Schedule
+) -> Transformation:
     """A rule with two betas; what is a function of the applied updates is read anew at each of them."""
     b1, b2 = s.betas(betas)
     arguments = {"b1": b1, "b2": b2, **others}
@@ -76,7 +79,7 @@ def _moments(scale_by: Callable[..., Transformation], betas: Any, s: Setting, **
     return optax.inject_hyperparams(scale_by, fixed)(**arguments)
 
 
-def _one_less_power(beta: Any, k: Any) -> jax.Array:
+def _one_less_power(beta: ArrayLike, k: ArrayLike) -> jax.Array:
     """1 - beta ** (k + 1), the bias of a mean after k + 1 values; the power itself has too few digits of it in fp32."""
     log = math.log(beta) if isinstance(beta, float) and beta > 0 else jnp.log(beta)
     return -jnp.expm1((jnp.asarray(k, float) + 1) * log)
@@ -110,7 +113,7 @@ def lamb(params: p.LambParams, s: Setting) -> Transformation:
     rule = _moments(transforms.scale_by_uncorrected_adam, params.betas, s, eps=eps, eps_root=eps_root)
     ratio = transforms.scale_by_bounded_trust_ratio(params.min_coeff, params.max_coeff)
 
-    def correction(k: Any) -> jax.Array:
+    def correction(k: ArrayLike) -> jax.Array:
         return jnp.sqrt(_one_less_power(b2, k)) / _one_less_power(b1(k) if callable(b1) else b1, k)
 
     corrected = optax.scale_by_schedule(correction) if params.bias_correction else optax.identity()
@@ -137,7 +140,7 @@ def muon(params: p.MuonParams, s: Setting) -> Transformation:
     muon_lr, adam_lr = muon_rates(params)
     b1, b2 = params.betas
 
-    def part(path: Any, x: Any) -> str:
+    def part(path: KeyPath, x: jax.Array) -> str:
         name = path_name(path)
         return "muon" if is_muon_matrix(name, x.ndim - len(s.loop_dims(name))) else "adam"
 
@@ -187,7 +190,7 @@ def radam(params: p.RAdamParams, s: Setting) -> Transformation:
     """RAdam (Liu et al. 2020). torch adds eps before it corrects the bias of the second moment, optax after it."""
     _, b2 = s.betas(params.betas)
 
-    def eps(k: Any) -> jax.Array:
+    def eps(k: ArrayLike) -> jax.Array:
         return params.eps / jnp.sqrt(_one_less_power(b2, k))
 
     rule = _moments(optax.scale_by_radam, params.betas, s, eps=eps)
@@ -208,7 +211,7 @@ def rprop(params: p.RpropParams, s: Setting) -> Transformation:
     return optax.chain(transforms.scale_by_rprop(first, *params.etas, *params.step_sizes), optax.scale(-1.0))
 
 
-RULES: dict[type, Callable[[Any, Setting], Transformation]] = {
+RULES: dict[type, Callable[..., Transformation]] = {
     p.AdamParams: adam,
     p.LambParams: lamb,
     p.LionParams: lion,

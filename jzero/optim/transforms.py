@@ -4,17 +4,20 @@ Each keeps its moments in optax's own state types, leaf by leaf beside the param
 saved like any other.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jzero.base.types import Params, PyTree
+from jzero.base.types import Grads, OptState, Params
+
+Scalar: TypeAlias = float | jax.Array
+"""A number, or one that is computed anew at each update."""
 
 
 def scale_by_uncorrected_adam(
-    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: float = 0.0
+    b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-8, eps_root: float = 0.0
 ) -> optax.GradientTransformation:
     """Adam without bias correction: m / (sqrt(v + eps_root) + eps). DeepSpeed key `bias_correction`.
 
@@ -30,7 +33,7 @@ def scale_by_uncorrected_adam(
             jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params)
         )
 
-    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(updates: Grads, state: OptState, params: Params = None) -> tuple[Grads, optax.ScaleByAdamState]:
         del params
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
@@ -45,12 +48,12 @@ class ScaleByNAdamState(NamedTuple):
 
     count: jax.Array
     momenta: jax.Array
-    mu: Any
-    nu: Any
+    mu: Params
+    nu: Params
 
 
 def scale_by_nadam(
-    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, momentum_decay: Any = 4e-3
+    b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-8, momentum_decay: Scalar = 4e-3
 ) -> optax.GradientTransformation:
     """NAdam (Dozat 2016) with the rising momentum of its section 2 and of torch, which optax.nadam leaves out.
 
@@ -66,7 +69,7 @@ def scale_by_nadam(
         one = jnp.ones((), jnp.promote_types(optax.tree.dtype(params, "highest"), jnp.float32))
         return ScaleByNAdamState(jnp.zeros((), jnp.int32), one, zeros, optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, ScaleByNAdamState]:
+    def update(updates: Grads, state: OptState, params: Params = None) -> tuple[Grads, ScaleByNAdamState]:
         del params
         count = jnp.asarray(optax.safe_increment(state.count))
         t = count.astype(state.momenta.dtype)
@@ -97,7 +100,7 @@ def scale_by_root_of_sum(initial: float, eps: float) -> optax.GradientTransforma
     def init(params: Params) -> optax.ScaleByRssState:
         return optax.ScaleByRssState(optax.tree.full_like(params, initial))
 
-    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByRssState]:
+    def update(updates: Grads, state: OptState, params: Params = None) -> tuple[Grads, optax.ScaleByRssState]:
         del params
         sums = jax.tree.map(lambda g, s: s + jnp.square(jnp.abs(g)), updates, state.sum_of_squares)
         return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), updates, sums), optax.ScaleByRssState(sums)
@@ -121,7 +124,7 @@ def scale_by_rprop(
     def init(params: Params) -> optax.ScaleByRpropState:
         return optax.ScaleByRpropState(optax.tree.full_like(params, first), optax.tree.zeros_like(params))
 
-    def update(updates: Any, state: PyTree, params: Params = None) -> tuple[Any, optax.ScaleByRpropState]:
+    def update(updates: Grads, state: OptState, params: Params = None) -> tuple[Grads, optax.ScaleByRpropState]:
         del params
         turns = jax.tree.map(lambda g, b: jnp.sign(g) * jnp.sign(b), updates, state.prev_updates)
         sizes = jax.tree.map(

@@ -6,8 +6,8 @@ dtype and leaves the caller's own shard of the sum. Sums run over every data axi
 
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class GradReduceConfig:
         return self.n_summed if self.prescale or jnp.dtype(self.dtype).itemsize < 4 else 1
 
 
-def label(kind: str, name: str, use: str = "") -> Any:
+def label(kind: str, name: str, use: str = "") -> AbstractContextManager[object]:
     """A scope that names the parameter a collective carries, in jaxprs, in compiled programs and in profiles.
 
     Args:

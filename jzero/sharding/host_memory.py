@@ -5,8 +5,6 @@ program for GPUs. A `device_put` onto a sharding would leave the state on the de
 everything here goes through `jax.memory.Space`.
 """
 
-from typing import Any
-
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -17,7 +15,7 @@ Space = jax.memory.Space
 PINNED_HOST = "pinned_host"
 
 
-def is_on_host(x: Any) -> bool:
+def is_on_host(x: jax.Array) -> bool:
     """Whether an array, or a tracer, lies in host memory."""
     return jax.typeof(x).memory_space == Space.Host
 
@@ -32,7 +30,7 @@ def to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, Space.Device) if is_on_host(x) else x
 
 
-def abstract(shape: tuple[int, ...], dtype: DTypeLike, *, on_host: bool = False) -> Any:
+def abstract(shape: tuple[int, ...], dtype: DTypeLike, *, on_host: bool = False) -> ShapedArray:
     """The type of an array, for tracing; a `jax.ShapeDtypeStruct` cannot say where it lies without a mesh.
 
     Example:

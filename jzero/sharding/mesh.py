@@ -6,12 +6,12 @@ optimizer and the tensor axis rely on the compiler's own partitioning.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jzero.base.types import PyTree
 from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
 
@@ -19,7 +19,7 @@ AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
 DATA_AXES = (REPLICA_AXIS, SHARD_AXIS)
 
 
-def make_mesh(devices: Sequence[Any] | None = None, *, replica: int = 1, tensor: int = 1) -> Mesh:
+def make_mesh(devices: Sequence[object] | None = None, *, replica: int = 1, tensor: int = 1) -> Mesh:
     """Arranges devices into a (replica, shard, tensor) mesh.
 
     Neighbours in `devices` become neighbours on `tensor` first, then on `shard`, so with devices listed node by node
@@ -56,7 +56,7 @@ def make_mesh(devices: Sequence[Any] | None = None, *, replica: int = 1, tensor:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def mesh_for(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
+def mesh_for(config: Config, devices: Sequence[object] | None = None) -> Mesh:
     """The mesh that a configuration asks for: all devices on `shard`, or MiCS's groups at stage 3.
 
     Args:
@@ -106,7 +106,7 @@ def n_data_shards(mesh: Mesh) -> int:
     return mesh.shape["replica"] * mesh.shape["shard"]
 
 
-def shard_over_data(fn: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
+def shard_over_data(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
     """`jax.shard_map` over the data axes; the tensor axis is left to the compiler."""
     return jax.shard_map(
         fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(DATA_AXES), check_vma=False

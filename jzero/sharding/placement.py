@@ -8,11 +8,11 @@ one stays replicated.
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.tree_util import KeyPath
 
 from jzero.sharding.mesh import SHARD_AXIS
 
@@ -77,7 +77,7 @@ class Placement:
         )
 
 
-def path_name(path: Any) -> str:
+def path_name(path: KeyPath) -> str:
     """The dotted name of a leaf, as error messages and tables show it."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 

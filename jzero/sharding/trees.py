@@ -3,43 +3,42 @@
 Arrays are stored in their padded shape (see `jzero.sharding.placement`); the optimizer and the user see true shapes.
 """
 
-from typing import Any
-
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
-from jzero.base.types import Mask, Params, Placements, PyTree
+from jzero.base.types import Mask, OptState, Params, Placements, PyTree
 from jzero.sharding import host_memory as memory
 from jzero.sharding.placement import Placement
 
 
-def is_placement(x: Any) -> bool:
+def is_placement(x: object) -> bool:
     """For `jax.tree` functions: whether a node is a `Placement`, the leaf of a tree of placements."""
     return isinstance(x, Placement)
 
 
-def split(params: Params, trainable: Mask) -> tuple[Any, Any]:
+def split(params: Params, trainable: Mask) -> tuple[Params, Params]:
     """Splits a parameter tree into its trainable and its frozen part; None stands where a leaf belongs to the other."""
     chosen = jax.tree.map(lambda t, x: x if t else None, trainable, params)
     return chosen, jax.tree.map(lambda t, x: None if t else x, trainable, params)
 
 
-def join(chosen: Any, rest: Any) -> Any:
+def join(chosen: Params, rest: Params) -> Params:
     """Undoes `split`."""
     return jax.tree.map(lambda a, b: b if a is None else a, chosen, rest, is_leaf=lambda x: x is None)
 
 
-def pad(tree: PyTree, placements: Placements) -> Any:
+def pad(tree: PyTree, placements: Placements) -> PyTree:
     """True shapes -> padded shapes, leaf by leaf."""
     return jax.tree.map(lambda p, x: p.pad(x), placements, tree, is_leaf=is_placement)
 
 
-def unpad(tree: PyTree, placements: Placements) -> Any:
+def unpad(tree: PyTree, placements: Placements) -> PyTree:
     """Padded shapes -> true shapes, leaf by leaf."""
     return jax.tree.map(lambda p, x: p.unpad(x), placements, tree, is_leaf=is_placement)
 
 
-def owners(state: PyTree, params: Params) -> Any:
+def owners(state: OptState, params: Params) -> PyTree:
     """Finds the parameter that each leaf of an optimizer state mirrors.
 
     Args:
@@ -56,7 +55,7 @@ def owners(state: PyTree, params: Params) -> Any:
         for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params))
     }
 
-    def owner(path: Any, leaf: Any) -> int:
+    def owner(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> int:
         name = tuple(map(str, path))
         tails = (by_name.get(name[i:], (-1, None)) for i in range(len(name) + 1))
         return next((i for i, shape in tails if shape == leaf.shape), -1)
@@ -64,7 +63,7 @@ def owners(state: PyTree, params: Params) -> Any:
     return jax.tree_util.tree_map_with_path(owner, state)
 
 
-def place_like_params(state: PyTree, params: Params, placements: Placements) -> Any:
+def place_like_params(state: OptState, params: Params, placements: Placements) -> Placements:
     """Places an optimizer state: what mirrors a parameter lies like it, the rest is replicated.
 
     Args:
@@ -80,7 +79,7 @@ def place_like_params(state: PyTree, params: Params, placements: Placements) -> 
     return jax.tree.map(place, owners(state, params), state)
 
 
-def shardings(placements: Placements, mesh: Mesh, on_host: Mask | None = None) -> Any:
+def shardings(placements: Placements, mesh: Mesh, on_host: Mask | None = None) -> PyTree:
     """Turns a pytree of placements into one of `NamedSharding`s.
 
     Args:
@@ -95,7 +94,7 @@ def shardings(placements: Placements, mesh: Mesh, on_host: Mask | None = None) -
     )
 
 
-def stored(placements: Placements, dtypes: Any, mesh: Mesh, on_host: Mask | None = None) -> Any:
+def stored(placements: Placements, dtypes: PyTree, mesh: Mesh, on_host: Mask | None = None) -> PyTree:
     """The abstract arrays of a state as it is stored: padded shapes, with shardings; see `shardings`."""
     return jax.tree.map(
         lambda p, s, x: jax.ShapeDtypeStruct(p.padded_shape, x.dtype, sharding=s),

@@ -7,21 +7,21 @@ data shard.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from flax import linen as nn
 from flax import nnx
 
-from jzero.base.types import Batch
+from jzero.base.types import Batch, Params
 from jzero.errors import ModelError
 from jzero.flax.linen import linen_model
 from jzero.flax.mean import Mean, as_means
 from jzero.flax.model import Model
 from jzero.flax.nnx import nnx_model
-from jzero.flax.plain import plain_model
+from jzero.flax.plain import MakesParams, plain_model
 
 
-def adapt(model: Any, loss_fn: Callable) -> Model:
+def adapt(model: object, loss_fn: Callable) -> Model:
     """Wraps a user's model and loss.
 
     Args:
@@ -37,7 +37,7 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
     """
     takes_train = "train" in inspect.signature(loss_fn).parameters
 
-    def loss(module: Any, batch: Batch, train: bool) -> tuple[Mean, dict[str, Mean]]:
+    def loss(module: nn.Module | nnx.Module | Params, batch: Batch, train: bool) -> tuple[Mean, dict[str, Mean]]:
         return as_means(loss_fn(module, batch, train=train) if takes_train else loss_fn(module, batch))
 
     if isinstance(model, nn.Module):
@@ -53,7 +53,7 @@ def adapt(model: Any, loss_fn: Callable) -> Model:
             f"model is the class {model.__name__}; pass an instance of it, such as `model={model.__name__}()`."
         )
     if callable(getattr(model, "init", None)) and not inspect.isclass(model):
-        return plain_model(model, loss)
+        return plain_model(cast(MakesParams, model), loss)
     if callable(model):
         return nnx_model(model, loss)
     raise ModelError(

@@ -1,9 +1,10 @@
 """The loss and the metrics of a loss function, as means that are not finished."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jzero.errors import ModelError
 
@@ -35,7 +36,7 @@ class Mean(NamedTuple):
     weight: jax.Array | None = None  # None: an ordinary mean, every micro-batch and device counts alike
 
 
-def as_means(returned: Any) -> tuple[Mean, dict[str, Mean]]:
+def as_means(returned: object) -> tuple[Mean, dict[str, Mean]]:
     """Checks what a loss function returned and brings it into one form.
 
     Raises:
@@ -60,9 +61,9 @@ def as_means(returned: Any) -> tuple[Mean, dict[str, Mean]]:
     return _as_mean("the loss", value), {name: _as_mean(f"the metric {name!r}", m) for name, m in metrics.items()}
 
 
-def _as_mean(name: str, value: Any) -> Mean:
-    parts = value if isinstance(value, Mean) else Mean(value)
-    given: tuple[Any, ...] = parts[: 1 if parts.weight is None else 2]
+def _as_mean(name: str, value: object) -> Mean:
+    parts = value if isinstance(value, Mean) else Mean(cast(jax.Array, value))
+    given = cast(tuple[ArrayLike, ...], parts[: 1 if parts.weight is None else 2])
     for part in given:
         if not (isinstance(part, (int, float)) or hasattr(part, "dtype")):
             raise ModelError(f"{name} is a {type(part).__name__}; loss_fn must return scalars.")

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from jzero.base.types import ModelState
+from jzero.base.types import Batch, ModelState, Params
 from jzero.flax.mean import Mean
 
 
@@ -27,6 +27,6 @@ class Model(NamedTuple):
         aliases: further dotted names of tied parameters -> the name of the leaf.
     """
 
-    init: Callable[[jax.Array, Any], tuple[Any, Any]]
-    apply: Callable[[Any, Any, Any, jax.Array, bool], Outcome]
+    init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
+    apply: Callable[[Params, ModelState, Batch, jax.Array, bool], Outcome]
     aliases: Mapping[str, str] = MappingProxyType({})

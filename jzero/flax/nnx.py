@@ -1,7 +1,6 @@
 """A function that makes an NNX module, as two pure functions."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jzero.flax.tied import tied_names
 from jzero.sharding.mesh import DATA_AXES
 
 
-def nnx_model(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
+def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
     def make(rngs):
         module = factory(rngs)
         if not isinstance(module, nnx.Module):
@@ -22,7 +21,7 @@ def nnx_model(factory: Callable[[nnx.Rngs], Any], loss: Callable) -> Model:
 
     kinds = (nnx.Param, nnx.RngState, ...)
     aliases: dict[str, str] = {}
-    graphdefs: list[Any] = []
+    graphdefs: list[nnx.GraphDef] = []
 
     # Making a module is slow to trace, so that it is traced once for whatever needs its shapes or its values. It is
     # split while arrays are arrays: in a container that a module holds, NNX would not know their shapes for data.

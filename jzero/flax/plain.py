@@ -1,16 +1,25 @@
 """A model without Flax as two pure functions: an object that makes parameters, and a loss that does the rest."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import Batch, Params
 from jzero.errors import ModelError
 from jzero.flax.model import Model, Outcome
 
 
-def plain_model(model: Any, loss: Callable) -> Model:
+class MakesParams(Protocol):
+    """A model without Flax, as far as it is known."""
+
+    def init(self, key: jax.Array, batch: Batch, /) -> Params:
+        """Makes the parameters, a pytree of arrays."""
+        ...
+
+
+def plain_model(model: MakesParams, loss: Callable) -> Model:
     """Parameters that are a pytree and nothing more; the loss function is the whole model."""
 
     def init(key, batch):

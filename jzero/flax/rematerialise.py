@@ -13,9 +13,9 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 from flax import linen as nn
@@ -26,6 +26,9 @@ from jzero.errors import ModelError
 from jzero.jaxpr.policies import OFFLOAD, POLICIES, named_inputs
 
 M = TypeVar("M")
+Args: TypeAlias = tuple[PyTree, ...]
+Kwargs: TypeAlias = dict[str, PyTree]
+Traced: TypeAlias = jax.Array | nn.Module | nnx.Pytree | nnx.Variable
 Policy = str | Callable | None
 Modules = str | type | Iterable[str | type]
 
@@ -63,9 +66,7 @@ def remat(model: M, modules: Modules, policy: Policy = None) -> M:
     if isinstance(model, nnx.Module):
         return _nnx(nnx.clone(model), choice)
     if callable(model) and not hasattr(model, "init"):
-        make: Any = model
-        wrapped: Any = functools.wraps(make)(lambda rngs: _nnx(make(rngs), choice))
-        return wrapped
+        return cast(M, functools.wraps(model)(lambda rngs: _nnx(model(rngs), choice)))
     raise ModelError(
         f"remat: the model is {type(model).__name__} {getattr(model, '__name__', '')}".rstrip()
         + ", not a Flax module or a function that makes one; jax.checkpoint in the loss function does the same for it."
@@ -125,19 +126,19 @@ def _shown(entry: str | type) -> str:
     return entry.__name__ if isinstance(entry, type) else repr(entry)
 
 
-def _traced(args: Any, kwargs: Any, is_node: Callable[[Any], bool]) -> tuple[list[Any], Callable]:
+def _traced(args: Args, kwargs: Kwargs, is_node: Callable[[object], bool]) -> tuple[list[Traced], Callable]:
     """Splits the arguments of a call: arrays and modules, which a transform must see, and how to put all together."""
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_node)
     seen = [is_node(x) or isinstance(x, jax.Array) for x in leaves]
 
-    def together(traced: list[Any]) -> Any:
+    def together(traced: Sequence[Traced]) -> tuple[Args, Kwargs]:
         given = iter(traced)
         return treedef.unflatten([next(given) if s else x for x, s in zip(leaves, seen, strict=True)])
 
     return [x for x, s in zip(leaves, seen, strict=True) if s], together
 
 
-def _nnx(module: Any, choice: _Choice) -> Any:
+def _nnx(module: M, choice: _Choice) -> M:
     if not isinstance(module, nnx.Module):
         return module  # whoever asked for a module says so
     parts = {".".join(map(str, path)): part for path, part in nnx.iter_modules(module) if callable(part)}
@@ -153,12 +154,12 @@ def _nnx(module: Any, choice: _Choice) -> Any:
 def _recomputing(cls: type, policy: Callable | None) -> type:
     """A class like `cls` whose `__call__` is recomputed in the backward pass."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: nnx.Module, *args: object, **kwargs: object) -> object:
         traced, together = _traced(args, kwargs, lambda x: isinstance(x, nnx.Pytree | nnx.Variable))
         nodes = [self, *(None if isinstance(x, jax.Array) else x for x in traced)]
         graphdef, state = nnx.split(nodes)
 
-        def run(state: PyTree, arrays: list[Any]) -> tuple[Any, Any]:
+        def run(state: nnx.State, arrays: list[jax.Array]) -> tuple[PyTree, nnx.State]:
             inside, arrays = nnx.merge(graphdef, state), named_inputs(arrays) if policy is OFFLOAD else arrays
             before = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(nnx.state(inside))}
             given = iter(arrays)
@@ -176,14 +177,14 @@ def _recomputing(cls: type, policy: Callable | None) -> type:
     return _subclass(cls, __call__=functools.update_wrapper(call, cls.__call__))
 
 
-def _subclass(cls: type, **methods: Any) -> type:
+def _subclass(cls: type, **methods: object) -> type:
     """A class that differs from `cls` in some methods and passes for it."""
     namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_recomputed": cls, **methods}
-    metaclass: Any = type(cls)
+    metaclass = cast(Callable[[str, tuple[type], dict[str, object]], type], type(cls))
     return metaclass(cls.__name__, (cls,), namespace)
 
 
-def _original(module: Any) -> Any:
+def _original(module: object) -> type:
     """The class of a module before anything here changed it."""
     return getattr(type(module), "_recomputed", type(module))
 
@@ -191,13 +192,13 @@ def _original(module: Any) -> Any:
 _intercepted: ContextVar[bool] = ContextVar("intercepted", default=False)
 
 
-def _linen(model: Any, choice: _Choice) -> Any:
+def _linen(model: nn.Module, choice: _Choice) -> nn.Module:
     """A model of a subclass, whose methods run with the calls of its modules intercepted."""
     cls, choices = _original(model), (*getattr(model, "_choices", ()), choice)
     seen: dict[str, type] = {}
     running: set[int] = set()
 
-    def intercept(next_call: Callable, args: Any, kwargs: Any, context: Any) -> Any:
+    def intercept(next_call: Callable, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> PyTree:
         module = context.module
         # The class that nn.scan, nn.remat and their like make calls a module of the original class inside.
         if context.method_name != "__call__" or type(module).__module__ == nn.transforms.__name__:
@@ -210,7 +211,7 @@ def _linen(model: Any, choice: _Choice) -> Any:
         policy = chosen[-1].policy
         traced, together = _traced(args, kwargs, lambda x: isinstance(x, nn.Module))
 
-        def run(module: Any, traced: list[Any]) -> Any:
+        def run(module: Callable, traced: list[Traced]) -> PyTree:
             args, kwargs = together(named_inputs(traced) if policy is OFFLOAD else traced)
             running.add(id(module))  # this time it is the call itself
             try:
@@ -223,7 +224,7 @@ def _linen(model: Any, choice: _Choice) -> Any:
     def watched(method: Callable) -> Callable:
         @nn.nowrap
         @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: nn.Module, *args: object, **kwargs: object) -> PyTree:
             if _intercepted.get() or self.scope is None:
                 return method(self, *args, **kwargs)
             token = _intercepted.set(True)

@@ -1,7 +1,6 @@
 """Parameters that a Flax NNX module holds under several names: they are one leaf, and the other names are aliases."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from flax import nnx
 
@@ -34,12 +33,12 @@ def tied_names(module: nnx.Module) -> dict[str, str]:
     return aliases
 
 
-def _params(node: Any, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, nnx.Param]]:
+def _params(node: object, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, nnx.Param]]:
     """Every way to every parameter; a module that holds one around it leads nowhere new."""
     if isinstance(node, nnx.Param):
         yield name, node
     elif id(node) not in around:
-        inside: Mapping[Any, Any] = {}
+        inside: Mapping[str, object] | Mapping[int, object] = {}
         if isinstance(node, Mapping):
             inside = node
         elif isinstance(node, list | tuple | nnx.List):

@@ -6,15 +6,18 @@ alive. Only what a block can change, such as its random streams, comes back from
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 from flax import nnx
 
 from jzero.models.checks import remat_policy
 
+Blocks: TypeAlias = nnx.List | nnx.Module
+"""A list of modules, or one module whose leaves are stacked."""
 
-def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], n_layer: int, *, scan_layers: bool, rngs: nnx.Rngs) -> Any:
+
+def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], n_layer: int, *, scan_layers: bool, rngs: nnx.Rngs) -> Blocks:
     """Makes blocks for `run_blocks`.
 
     Args:
@@ -28,7 +31,7 @@ def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], n_layer: int, *, scan_la
     return nnx.split_rngs(splits=n_layer)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
-def run_blocks(blocks: Any, x: jax.Array, *, scan_layers: bool, remat: bool | str) -> jax.Array:
+def run_blocks(blocks: Blocks, x: jax.Array, *, scan_layers: bool, remat: bool | str) -> jax.Array:
     """Runs blocks in order.
 
     Args:
@@ -48,12 +51,12 @@ def run_blocks(blocks: Any, x: jax.Array, *, scan_layers: bool, remat: bool | st
     """
     if scan_layers:
         return _scan(blocks, x, remat)
-    for block in blocks:
+    for block in cast(nnx.List, blocks):
         x = _checkpointed(block, x, remat) if remat else block(x)
     return x
 
 
-def _scan(blocks: Any, x: jax.Array, remat: bool | str) -> jax.Array:
+def _scan(blocks: Blocks, x: jax.Array, remat: bool | str) -> jax.Array:
     graphdef, params, rest = nnx.split(blocks, nnx.Param, ...)
     run = functools.partial(_run_block, graphdef)
     if remat:
@@ -63,7 +66,7 @@ def _scan(blocks: Any, x: jax.Array, remat: bool | str) -> jax.Array:
     return x
 
 
-def _checkpointed(block: Any, x: jax.Array, remat: bool | str) -> jax.Array:
+def _checkpointed(block: nnx.Module, x: jax.Array, remat: bool | str) -> jax.Array:
     graphdef, params, rest = nnx.split(block, nnx.Param, ...)
     run = jax.checkpoint(functools.partial(_run_block, graphdef), policy=remat_policy(remat))
     x, rest = run(params, rest, x)
@@ -71,7 +74,7 @@ def _checkpointed(block: Any, x: jax.Array, remat: bool | str) -> jax.Array:
     return x
 
 
-def _run_block(graphdef: Any, params: Any, rest: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+def _run_block(graphdef: nnx.GraphDef, params: nnx.State, rest: nnx.State, x: jax.Array) -> tuple[jax.Array, nnx.State]:
     """Rebuilds a block from its parts and runs it; returns the output and the block's changed non-parameters."""
     block = nnx.merge(graphdef, params, rest)
     x = block(x)

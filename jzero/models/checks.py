@@ -1,6 +1,7 @@
 """What the configurations of the models check alike, and say alike when it does not fit."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
 
@@ -9,7 +10,7 @@ from jzero.errors import ConfigError
 from jzero.jaxpr.policies import POLICIES
 
 
-def check_sizes(config: Any, *names: str) -> None:
+def check_sizes(config: object, *names: str) -> None:
     """Refuses fields that are not positive whole numbers."""
     for name in names:
         size = getattr(config, name)
@@ -17,7 +18,7 @@ def check_sizes(config: Any, *names: str) -> None:
             raise ConfigError(f"model.{name} must be a positive whole number, not {size!r}.")
 
 
-def check_multiple(config: Any, name: str, of: str) -> None:
+def check_multiple(config: object, name: str, of: str) -> None:
     """Refuses a size that another size does not divide."""
     if getattr(config, name) % getattr(config, of):
         raise ConfigError(
@@ -25,21 +26,21 @@ def check_multiple(config: Any, name: str, of: str) -> None:
         )
 
 
-def check_flags(config: Any, *names: str) -> None:
+def check_flags(config: object, *names: str) -> None:
     """Refuses fields that are not bool."""
     for name in names:
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"model.{name} must be true or false, not {getattr(config, name)!r}.")
 
 
-def check_choice(config: Any, name: str, known: list[Any]) -> None:
+def check_choice(config: object, name: str, known: Sequence[object]) -> None:
     """Refuses a field that is none of the known values."""
     value = getattr(config, name)
     if isinstance(value, bool) or value not in known:
         raise ConfigError(f"model.{name} must be one of {', '.join(map(str, known))}, not {value!r}.")
 
 
-def check_positive(config: Any, *names: str) -> None:
+def check_positive(config: object, *names: str) -> None:
     """Refuses fields that are not positive numbers."""
     for name in names:
         value = getattr(config, name)
@@ -47,14 +48,24 @@ def check_positive(config: Any, *names: str) -> None:
             raise ConfigError(f"model.{name} must be a positive number, not {value!r}.")
 
 
-def check_dropout(config: Any) -> None:
+class _Dropout(Protocol):
+    @property
+    def dropout(self) -> object: ...
+
+
+def check_dropout(config: _Dropout) -> None:
     """Refuses a `dropout` that is no rate."""
     rate = config.dropout
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
         raise ConfigError(f"model.dropout must be a rate from 0 up to, not including, 1, not {rate!r}.")
 
 
-def check_blocks(config: Any) -> None:
+class _Blocks(Protocol):
+    @property
+    def remat(self) -> object: ...
+
+
+def check_blocks(config: _Blocks) -> None:
     """Refuses a `scan_layers` or `remat` that `jzero.models.blocks` cannot follow."""
     check_flags(config, "scan_layers")
     if isinstance(config.remat, bool) or config.remat in JAX_POLICIES:
@@ -69,6 +80,6 @@ def check_blocks(config: Any) -> None:
     )
 
 
-def remat_policy(remat: bool | str) -> Any:
+def remat_policy(remat: bool | str) -> Callable | None:
     """The `policy` argument of `jax.checkpoint` for a `remat` option; None recomputes everything."""
     return POLICIES[remat] if isinstance(remat, str) else None

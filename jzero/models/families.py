@@ -8,11 +8,12 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.models.gpt_config import GPTConfig
 from jzero.models.llama_config import LlamaConfig
@@ -22,6 +23,15 @@ from jzero.models.sizes import with_size
 
 IMAGE_SIZE = 224
 """Height and width of the images that a ResNet is planned for; it takes any."""
+
+
+class _Sizes(Protocol):
+    """A dataclass of a family's sizes."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]
+
+
+S = TypeVar("S", bound=_Sizes)
 
 
 class BuiltModel(NamedTuple):
@@ -37,7 +47,7 @@ class BuiltModel(NamedTuple):
         image: height, width and channels of an image; None for a model of text.
     """
 
-    factory: Any
+    factory: Callable
     loss_fn: Callable
     hidden_size: int
     n_params: int
@@ -58,7 +68,7 @@ class BuiltModel(NamedTuple):
         return {"image": image, "label": jax.ShapeDtypeStruct((rows,), jnp.int32)}
 
 
-def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
+def _gpt(sizes: Mapping[str, Json]) -> BuiltModel:
     api = sizes.get("api", "nnx")
     config = _config(GPTConfig, "gpt", sizes, "api")
     if api == "nnx":
@@ -72,13 +82,13 @@ def _gpt(sizes: Mapping[str, Any]) -> BuiltModel:
     return BuiltModel(factory, loss_fn, config.d_model, config.n_params, config.seq_len, config.vocab_size)
 
 
-def _llama(sizes: Mapping[str, Any]) -> BuiltModel:
+def _llama(sizes: Mapping[str, Json]) -> BuiltModel:
     config = _config(LlamaConfig, "llama", sizes)
     factory = _module("jzero.models.llama", "Llama", config)
     return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, config.seq_len, config.vocab_size)
 
 
-def _vit(sizes: Mapping[str, Any]) -> BuiltModel:
+def _vit(sizes: Mapping[str, Json]) -> BuiltModel:
     from jzero.models.vit import ViTConfig
 
     config = _config(ViTConfig, "vit", sizes)
@@ -87,14 +97,14 @@ def _vit(sizes: Mapping[str, Any]) -> BuiltModel:
     return BuiltModel(factory, classification_loss, config.d_model, config.n_params, image=image)
 
 
-def _resnet(sizes: Mapping[str, Any]) -> BuiltModel:
+def _resnet(sizes: Mapping[str, Json]) -> BuiltModel:
     config = _config(ResNetConfig, "resnet", sizes)
     factory = _module("jzero.models.resnet", "ResNet", config)
     image = (IMAGE_SIZE, IMAGE_SIZE, config.n_channels)
     return BuiltModel(factory, classification_loss, config.d_out, config.n_params, image=image)
 
 
-def _lstm(sizes: Mapping[str, Any]) -> BuiltModel:
+def _lstm(sizes: Mapping[str, Json]) -> BuiltModel:
     from jzero.models.lstm import LSTMConfig
 
     config = _config(LSTMConfig, "lstm", sizes)
@@ -102,7 +112,7 @@ def _lstm(sizes: Mapping[str, Any]) -> BuiltModel:
     return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, vocab_size=config.vocab_size)
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {
+FAMILIES: dict[str, Callable[[Mapping[str, Json]], BuiltModel]] = {
     "gpt": _gpt,
     "llama": _llama,
     "vit": _vit,
@@ -111,7 +121,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], BuiltModel]] = {
 }
 
 
-def build(model: Mapping[str, Any]) -> BuiltModel:
+def build(model: Mapping[str, Json]) -> BuiltModel:
     """Builds what a run file's `model` part names.
 
     Args:
@@ -141,12 +151,12 @@ def build(model: Mapping[str, Any]) -> BuiltModel:
     return FAMILIES[family](sizes)
 
 
-def _module(home: str, name: str, config: Any) -> Callable[[Any], Any]:
+def _module(home: str, name: str, config: object) -> Callable:
     """A function `rngs -> NNX module`, whose home is imported when it is called."""
     return lambda rngs: getattr(importlib.import_module(home), name)(config, rngs=rngs)
 
 
-def _config(kind: Any, family: str, sizes: Mapping[str, Any], *options: str) -> Any:
+def _config(kind: type[S], family: str, sizes: Mapping[str, Json], *options: str) -> S:
     """A family's configuration from its sizes; `options` are keys beside them."""
     fields = dataclasses.fields(kind)
     _check_keys(sizes, [*(field.name for field in fields), *options])
@@ -156,12 +166,12 @@ def _config(kind: Any, family: str, sizes: Mapping[str, Any], *options: str) -> 
     return kind(**{name: value for name, value in sizes.items() if name not in options})
 
 
-def _check_keys(sizes: Mapping[str, Any], known: Iterable[str]) -> None:
+def _check_keys(sizes: Mapping[str, Json], known: Iterable[str]) -> None:
     for name in sizes:
         if name not in known:
             raise ConfigError(f"model has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}.")
 
 
-def _nearest(name: Any, known: Iterable[str]) -> str:
+def _nearest(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

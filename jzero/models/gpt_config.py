@@ -1,7 +1,7 @@
 """The sizes of a GPT, shared by its NNX and its Linen form."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 from jzero.models.checks import check_blocks, check_dropout, check_multiple, check_sizes, remat_policy
 
@@ -57,6 +57,6 @@ class GPTConfig:
         return 0.02 / (2 * self.n_layer) ** 0.5
 
     @property
-    def remat_policy(self) -> Any:
+    def remat_policy(self) -> Callable | None:
         """The `policy` argument of `jax.checkpoint`; None recomputes everything."""
         return remat_policy(self.remat)

@@ -4,13 +4,15 @@ The normalisations take their statistics in float32 at every dtype. Flax's own m
 promotion refuses, or which widens everything that follows.
 """
 
-from typing import Any
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jzero.models import ops
+
+Arrays = TypeVar("Arrays", bound=tuple)
 
 
 def linear(d_in: int, d_out: int, std: float, rngs: nnx.Rngs, *, use_bias: bool = True) -> nnx.Linear:
@@ -50,13 +52,13 @@ class BatchNorm(nnx.BatchNorm):
     def __init__(self, d: int, *, rngs: nnx.Rngs):
         super().__init__(d, momentum=0.9, promote_dtype=_in_float32, rngs=rngs)
 
-    def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, *args: bool | None, **kwargs: jax.Array | None) -> jax.Array:
         """Normalises `[..., d]`, and in training moves the running statistics."""
         return super().__call__(x, *args, **kwargs).astype(x.dtype)
 
 
-def _in_float32(arrays: Any, **_: Any) -> Any:
-    return tuple(None if x is None else x.astype(jnp.float32) for x in arrays)
+def _in_float32(arrays: Arrays, **_: object) -> Arrays:
+    return cast(Arrays, tuple(None if x is None else x.astype(jnp.float32) for x in arrays))
 
 
 class Head(nnx.Module):

@@ -4,13 +4,14 @@ Products are in the dtype of the parameters; gates and the state that is carried
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def lstm_cell(inputs: jax.Array, state: tuple[jax.Array, jax.Array], recurrent: jax.Array) -> Any:
+def lstm_cell(
+    inputs: jax.Array, state: tuple[jax.Array, jax.Array], recurrent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """One step of an LSTM.
 
     Args:
@@ -28,7 +29,7 @@ def lstm_cell(inputs: jax.Array, state: tuple[jax.Array, jax.Array], recurrent: 
     return c, jax.nn.sigmoid(o) * jnp.tanh(c)
 
 
-def gru_cell(inputs: jax.Array, state: tuple[jax.Array], recurrent: jax.Array, bias: jax.Array) -> Any:
+def gru_cell(inputs: jax.Array, state: tuple[jax.Array], recurrent: jax.Array, bias: jax.Array) -> tuple[jax.Array]:
     """One step of a GRU whose reset gate acts on the recurrent product, as in cuDNN.
 
     Args:

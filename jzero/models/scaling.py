@@ -1,10 +1,10 @@
 """Transformers of a family at other sizes: width and depth grow together, the heads stay as wide as they are."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.models.sizes import SIZES, with_size
 
@@ -33,7 +33,7 @@ def depth(d_model: int) -> int:
     return max(1, round(float(blocks)))
 
 
-def scaled(model: Mapping[str, Any], step: int) -> dict[str, Any]:
+def scaled(model: Mapping[str, Json], step: int) -> dict[str, Json]:
     """A model of the same family and form, with another width and the depth that belongs to it.
 
     Heads keep their width, the number of key heads and the width of the feed-forward layer their proportions.

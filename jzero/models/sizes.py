@@ -12,29 +12,29 @@ Sources, in the order of `SIZES`:
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
 
+from jzero.base.types import Json
 from jzero.errors import ConfigError
 
 
-def _gpt(seq_len: int, d_model: int, n_layer: int, n_head: int) -> dict[str, Any]:
+def _gpt(seq_len: int, d_model: int, n_layer: int, n_head: int) -> dict[str, Json]:
     shape = {"vocab_size": 50257, "seq_len": seq_len, "d_model": d_model, "n_layer": n_layer, "n_head": n_head}
     return {"family": "gpt", **shape, "scan_layers": True}
 
 
-def _llama(version: int, d_model: int, n_layer: int, n_head: int, n_kv_head: int, d_ff: int) -> dict[str, Any]:
+def _llama(version: int, d_model: int, n_layer: int, n_head: int, n_kv_head: int, d_ff: int) -> dict[str, Json]:
     text = {2: {"vocab_size": 32000, "seq_len": 4096}, 3: {"vocab_size": 128256, "seq_len": 8192}}[version]
     heads = {"n_head": n_head, "n_kv_head": n_kv_head, "d_ff": d_ff}
     theta = {} if version == 2 else {"rope_theta": 500000.0}
     return {"family": "llama", **text, "d_model": d_model, "n_layer": n_layer, **heads, **theta, "scan_layers": True}
 
 
-def _vit(patch_size: int, d_model: int, n_layer: int, n_head: int) -> dict[str, Any]:
+def _vit(patch_size: int, d_model: int, n_layer: int, n_head: int) -> dict[str, Json]:
     image = {"image_size": 224, "patch_size": patch_size, "n_classes": 1000}
     return {"family": "vit", **image, "d_model": d_model, "n_layer": n_layer, "n_head": n_head, "scan_layers": True}
 
 
-SIZES: Mapping[str, Mapping[str, Any]] = {
+SIZES: Mapping[str, Mapping[str, Json]] = {
     "gpt2": _gpt(1024, 768, 12, 12),
     "gpt2-medium": _gpt(1024, 1024, 24, 16),
     "gpt2-large": _gpt(1024, 1280, 36, 20),
@@ -59,7 +59,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 """Name -> a `model` part. Layers of transformers are scanned, which compiles fast at any depth."""
 
 
-def with_size(model: Mapping[str, Any]) -> dict[str, Any]:
+def with_size(model: Mapping[str, Json]) -> dict[str, Json]:
     """A `model` part with its `size` spelt out; one without a size comes back as it is.
 
     Args:

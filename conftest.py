@@ -1,8 +1,13 @@
 """Tests and examples in docstrings see 8 simulated CPU devices, strict dtype promotion, and warnings as errors."""
 
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Two tests in three spend most of their time in the compiler, and many compile what another one, another process or
+# the run before has compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jzero  # before jax, so that the CUDA plugin stays quiet

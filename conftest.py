@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Two tests in three spend most of their time in the compiler, and many compile what another one, another process or
-# the run before has compiled.
+# Most of the time goes into the compiler. So it leaves most of its optimizations out, here and in the processes that
+# tests start, and what another test, another process or the run before has compiled is not compiled again.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -26,7 +26,7 @@ from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract
 
 RunBody: TypeAlias = Callable[[Program, Sequence[Any], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]]
-"""Runs the body of a loop that gathers by itself: of a program, its operands, the arrays of parameters, as `run`."""
+"""`interpreter.run` for a loop body that gathers by itself: (program, operands, arrays, grad_reduce) -> outputs."""
 
 
 class Rules(NamedTuple):

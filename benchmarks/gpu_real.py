@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jzero
-from jzero.plan import COMPILE_ONLY_OPTIONS, GPUS, gpu_figures, gpu_mesh, read_program
+from jzero.plan import GPUS, compile_only, gpu_figures, gpu_mesh, read_program
 from jzero.plan.hardware.figures import is_known
 
 PROGRAMS = ("plain", "stage 0", "stage 3")
@@ -115,7 +115,7 @@ def predictions(args: argparse.Namespace) -> dict[str, Any]:
     mesh, found = gpu_mesh(args.gpu, n_gpus=1), {}
     for name in args.programs.split(","):
         peer = make(name, sizes, args.form, mesh)
-        compiled = peer.step.lower(peer.state, peer.batch).compile(compiler_options=COMPILE_ONLY_OPTIONS)
+        compiled = compile_only(peer.step.lower(peer.state, peer.batch))
         memory = read_program(compiled, mesh).memory
         found[name] = {"predicted_peak": memory.peak, "predicted_lasting": memory.argument}
     return found

@@ -22,7 +22,7 @@ from models import Subject
 from peers import Peer, deepspeed_config, hand_written
 
 from jzero.config import Config
-from jzero.plan import COMPILE_ONLY_OPTIONS
+from jzero.plan import compile_only
 from jzero.start import functional
 
 PHASES = ("build", "trace", "compile")
@@ -78,7 +78,7 @@ def timed(build: Callable[[], Peer]) -> tuple[jax.stages.Compiled, dict[str, flo
     mark()
     lowered = peer.step.lower(peer.state, peer.batch)
     mark()
-    compiled = lowered.compile(compiler_options=COMPILE_ONLY_OPTIONS)
+    compiled = compile_only(lowered)
     mark()
     clock, processor = (
         {phase: marks[i + 1][kind] - marks[i][kind] for i, phase in enumerate(PHASES)} for kind in (0, 1)

@@ -98,7 +98,8 @@ class Engine:
             Scalars, still on the devices: `loss` (mean over the whole batch), `grad_norm` (before clipping),
             `learning_rate`, `loss_scale` and, where a schedule cycles it, `momentum` (those this step used),
             `overflow` (this step was skipped),
-            `nonfinite_leaf` and `nonfinite_micro_batch` (why, see `why_skipped`; -1 where there is none),
+            `nonfinite_leaf` and `nonfinite_micro_batch` (why, see `why_skipped`; -1 where
+            there is none, and where the step has one micro-batch only),
             `skipped_steps`, `skipped_in_a_row`, `skipped_share` (of the last 100 steps), `applied_steps`, and what the
             loss returned.
 

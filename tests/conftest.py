@@ -1,24 +1,18 @@
-"""How long compilation may take: most programs here run for moments only."""
+"""How well programs are compiled: most of them run for moments only."""
 
 import jax
 import pytest
 
-QUICKLY_COMPILED = (
-    "tests/checkpoint/",
-    "tests/cli/test_checkpoints.py",
-    "tests/flax/test_model.py",
-    "tests/gather/test_forms.py",
-    "tests/zero/test_step.py",
-)
-"""Where CPU programs are compiled quickly rather than well: each of them computes the same every time."""
+COMPILED_WELL = ("tests/parity/",)
+"""Where programs run long enough for optimized code to pay."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_compilation(request):
-    """Leaves most of XLA's optimizations out; nobody looks at these programs, and their numbers agree as closely."""
-    if request.node.nodeid.startswith(QUICKLY_COMPILED):
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
+def optimized_code(request):
+    """Switches the compiler's optimizations, which the root's conftest.py leaves out, on where they pay."""
+    if request.node.nodeid.startswith(COMPILED_WELL):
         jax.config.update("jax_disable_most_optimizations", False)
+        yield
+        jax.config.update("jax_disable_most_optimizations", True)
     else:
         yield

@@ -35,7 +35,7 @@ class Config(TopLevel):
         """Reads and validates a configuration; values may still be `"auto"`.
 
         Args:
-            source: The path of a JSON, Hjson or YAML file, the text of a JSON object or its base64, a mapping, or a
+            source: The path of a JSON, Hjson or YAML file, the text of a JSON object, a mapping, or a
                 Config (returned as it is). Accelerate's configuration is read for the DeepSpeed part in it.
             file: What to call a mapping in messages.
             notes: Sentences on how the mapping came about, for `Config.notes`.

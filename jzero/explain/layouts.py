@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import jax
 
@@ -83,6 +82,20 @@ class Layouts:
             first = device // self.mesh["tensor"] % self.mesh["shard"] * n_rows
             whole[leaf.dim] = slice(min(first, n_true), min(first + n_rows, n_true))
         return tuple(whole)
+
+    def in_words(self, leaf: LeafLayout) -> str:
+        """How a parameter lies over the devices.
+
+        Example:
+            >>> leaf = LeafLayout("w", (10, 4), "float32", dim=0, padded=12, on_host=True)
+            >>> Layouts({"replica": 1, "shard": 4, "tensor": 1}, (leaf,)).in_words(leaf)
+            'dimension 0 over 4 devices, padded to 12, in host memory'
+        """
+        where = ", in host memory" if leaf.on_host else ""
+        if leaf.dim is None:
+            return f"whole on every device{where}"
+        padded = f", padded to {leaf.padded}" if leaf.padded != leaf.shape[leaf.dim] else ""
+        return f"dimension {leaf.dim} over {self.mesh['shard']} devices{padded}{where}"
 
     def _repr_html_(self) -> str:
         return layouts_html({"": self})
@@ -161,7 +174,7 @@ def _static_table(some: Layouts) -> str:
     largest = sorted(some.leaves, key=size, reverse=True)[:_LARGEST]
     rows = [
         ("parameter", "shape", "lies", "size"),
-        *(_static_row(leaf, some.mesh["shard"], size(leaf)) for leaf in largest),
+        *(_static_row(leaf, some.in_words(leaf), size(leaf)) for leaf in largest),
     ]
     cells = lambda tag, row: "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows[1:])
@@ -174,10 +187,5 @@ def _static_table(some: Layouts) -> str:
     )
 
 
-def _static_row(leaf: LeafLayout, n_shards: int, n_bytes: int) -> Sequence[Any]:
-    where = " in host memory" if leaf.on_host else ""
-    lies = f"whole on every device{where}"
-    if leaf.dim is not None:
-        padded = f", padded to {leaf.padded}" if leaf.padded != leaf.shape[leaf.dim] else ""
-        lies = f"dimension {leaf.dim} over {n_shards}{padded}{where}"
+def _static_row(leaf: LeafLayout, lies: str, n_bytes: int) -> Sequence[str]:
     return leaf.name, " x ".join(map(str, leaf.shape)) or "scalar", lies, format_bytes(n_bytes)

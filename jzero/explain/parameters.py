@@ -1,7 +1,9 @@
 """What happens to each parameter in a training step: where it lies, when it is gathered, and what travels.
 
-Nothing is estimated. The step is traced, dead code is removed, and every collective found in it is counted as often as
-its loops run; collectives know which parameter they carry (`jzero.sharding.collectives.label`).
+It is read off the step itself: traced, without dead code, every collective counted as often as its loops run.
+Collectives know which parameter they carry (`jzero.sharding.collectives.label`). A loop whose length depends on data
+counts as one round, and what the compiler adds by itself, for the update or the tensor axis, is not in a traced
+program: `jzero plan` has that.
 """
 
 import dataclasses
@@ -16,10 +18,9 @@ import jax
 from rich.table import Table
 
 from jzero.base.units import format_bytes
+from jzero.explain.layouts import LeafLayout, parameter_layouts
 from jzero.jaxpr import Program, every_equation, name_of, trace
 from jzero.jaxpr.primitives import ALL_GATHER, SINKS
-from jzero.sharding.placement import Placement, path_name
-from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional
 from jzero.zero.step import train_step
 
@@ -96,12 +97,9 @@ def explain(functional: Functional) -> Explanation:
     found: dict[tuple[str, str], list[_Collective]] = defaultdict(list)
     for collective in _collectives(step):
         found[collective.kind, collective.name].append(collective)
-    spec = functional.spec
-    paths, treedef = jax.tree_util.tree_flatten_with_path(spec.placements, is_leaf=is_placement)
-    trainable = treedef.flatten_up_to(spec.trainable)
+    layouts, trainable = parameter_layouts(functional), jax.tree.leaves(functional.spec.trainable)
     return Explanation(
-        _leaf(path_name(path), placement, train, found)
-        for (path, placement), train in zip(paths, trainable, strict=True)
+        _leaf(leaf, layouts.in_words(leaf), train, found) for leaf, train in zip(layouts.leaves, trainable, strict=True)
     )
 
 
@@ -114,12 +112,12 @@ class _Collective(NamedTuple):
     times: int
 
 
-def _leaf(name: str, placement: Placement, train: bool, found: dict[tuple[str, str], list[_Collective]]) -> Leaf:
-    gathers, scatters = found["gather", name], found["scatter", name]
+def _leaf(leaf: LeafLayout, placement: str, train: bool, found: dict[tuple[str, str], list[_Collective]]) -> Leaf:
+    gathers, scatters = found["gather", leaf.name], found["scatter", leaf.name]
     return Leaf(
-        name=name,
-        shape=placement.shape,
-        placement=_in_words(placement),
+        name=leaf.name,
+        shape=leaf.shape,
+        placement=placement,
         trainable=train,
         used_by=tuple(dict.fromkeys(c.use for c in (*gathers, *scatters) if c.use)),
         gathers=sum(c.times for c in gathers),
@@ -129,13 +127,6 @@ def _leaf(name: str, placement: Placement, train: bool, found: dict[tuple[str, s
         scatter_dtype=", ".join(dict.fromkeys(c.dtype for c in scatters)),
         scatter_bytes=sum(c.n_bytes * c.times for c in scatters),
     )
-
-
-def _in_words(placement: Placement) -> str:
-    if placement.dim is None:
-        return "whole on every device"
-    padded = f", padded to {placement.padded_shape[placement.dim]}" if placement.padding else ""
-    return f"dimension {placement.dim} over {placement.n_shards} devices{padded}"
 
 
 def _travels(times: int, dtype: str, n_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The loss and the metrics of a loss function, as means that are not finished."""
+"""Losses and metrics as a total and a weight, divided only after sums over devices and micro-batches."""
 
 from typing import NamedTuple, cast
 
@@ -10,7 +10,7 @@ from jzero.errors import ModelError
 
 STEP_METRICS = frozenset(
     {
-        *("loss", "grad_norm", "learning_rate", "loss_scale", "overflow", "skipped_steps", "applied_steps"),
+        *("loss", "grad_norm", "learning_rate", "momentum", "loss_scale", "overflow", "skipped_steps", "applied_steps"),
         *("skipped_share", "skipped_in_a_row", "nonfinite_leaf", "nonfinite_micro_batch"),
     }
 )

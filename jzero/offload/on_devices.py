@@ -71,8 +71,8 @@ def update_on_devices(fixed: OptimizerLayout, step: UpdateInputs) -> StepUpdate:
         return apply_optimizer(optimizer, grads, kept[1], kept[0], loss)
 
     program, shapes = trace(proposed, before, grads, step.loss)
-    # Where an update goes on from a new moment, it goes on from the one that is kept, which is the same unless the step
-    # is skipped, and then nothing of it remains. XLA would otherwise compute it twice or copy the old one.
+    # What an update computes from a new moment, it computes from the one that is kept: the same one, unless the step is
+    # skipped, and then the result is thrown away. Otherwise XLA would compute the moment twice or copy the old one.
     operands = jax.tree.leaves((before, grads, step.loss))
     new = run_replacing(program, operands, lambda new, old: keep(new, old, step.finite))
     params, state = jax.tree.unflatten(jax.tree.structure(shapes), new)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jzero.plan.compiled.compile import compile_step
     from jzero.plan.compiled.program import Memory, Program, read_program
     from jzero.plan.compiled.timeline import Loop, Span, Timeline
-    from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+    from jzero.plan.compiled.topology import compile_only, gpu_mesh
     from jzero.plan.compiled.traffic import LoopTraffic
     from jzero.plan.estimate.deepspeed import DeepSpeedEstimate, deepspeed_estimate
     from jzero.plan.estimate.step import ClosedForm, closed_form, estimate_step
@@ -34,7 +34,7 @@ else:
             "jzero.plan.compiled.compile": ("compile_step",),
             "jzero.plan.compiled.program": ("Memory", "Program", "read_program"),
             "jzero.plan.compiled.timeline": ("Loop", "Span", "Timeline"),
-            "jzero.plan.compiled.topology": ("COMPILE_ONLY_OPTIONS", "gpu_mesh"),
+            "jzero.plan.compiled.topology": ("compile_only", "gpu_mesh"),
             "jzero.plan.compiled.traffic": ("LoopTraffic",),
             "jzero.plan.estimate.deepspeed": ("DeepSpeedEstimate", "deepspeed_estimate"),
             "jzero.plan.estimate.step": ("ClosedForm", "closed_form", "estimate_step"),
@@ -53,7 +53,6 @@ else:
     )
 
 __all__ = [
-    "COMPILE_ONLY_OPTIONS",
     "GPUS",
     "KINDS",
     "ClosedForm",
@@ -79,6 +78,7 @@ __all__ = [
     "StepTime",
     "Timeline",
     "closed_form",
+    "compile_only",
     "compile_step",
     "deepspeed_estimate",
     "estimate_step",

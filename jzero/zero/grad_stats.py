@@ -1,4 +1,4 @@
-"""Whether a step can be taken, which it can if its gradients are finite and, in fp16, fit fp16; and which do not.
+"""Whether a step can be taken: all gradients are finite and, in fp16, fit fp16; and if not, who is at fault.
 
 One pass over the gradients gives a number or two per parameter, each device looking at its own shard, and one small sum
 brings them together. So the norm, the verdict and the name of the culprit cost what the norm alone would.

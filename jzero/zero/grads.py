@@ -33,7 +33,7 @@ class GradOutputs(NamedTuple):
         metrics: what else the loss returned, averaged likewise.
         model_state: the new one.
         stats: of the gradients.
-        micro_batch: `int32[]`, the first micro-batch in which something was not finite; -1 if none.
+        micro_batch: `int32[]`, the first of several micro-batches in which something was not finite; -1 if none.
     """
 
     grads: Grads
@@ -83,7 +83,7 @@ def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, tr
     Args:
         spec: everything fixed.
         params_sharded: what gradients are taken of.
-        stored: the same as it lasts on the devices.
+        stored: the parameters as `Offload.fetched` gave them, before `grad_params`.
         train: whether this is a training step.
     """
 

@@ -30,14 +30,15 @@ class Accumulation:
         n_shards: devices that take different rows.
         averaged_over: by how many devices a sum over them is divided.
         dtype: in which gradients are added up.
-        summed: pytree of int like the trainable parameters: by what a gradient is divided to fit `dtype`.
+        divisors: pytree of int like the trainable parameters: by what a gradient is divided before it is added up, and
+            multiplied after; above 1 only for sharded leaves added up in fp16 at stages 2 and 3.
     """
 
     n_micro: int
     n_shards: int
     averaged_over: int
     dtype: DTypeLike
-    summed: PyTree
+    divisors: PyTree
 
 
 class Accumulated(NamedTuple):
@@ -47,7 +48,7 @@ class Accumulated(NamedTuple):
         grads: not reduced at stages 0 and 1, scattered sums at 2 and 3.
         sums: the loss and metrics, this device's part.
         unscale: `f32[]`, what gradients are to be multiplied by to be those of the mean loss.
-        bad: `f32[n_micro]`, 1 for a micro-batch in which something was not finite.
+        bad: `f32[n_micro]`, 1 for a micro-batch in which something was not finite; 0 if it is the only one.
         model_state: the new one.
     """
 
@@ -70,11 +71,11 @@ class MicroBatch(NamedTuple):
 def accumulation_of(spec: StepSpec, placements: Placements) -> Accumulation:
     """Reads the rule from a run; `placements` are those of the trainable parameters."""
     n_shards, dtype = n_data_shards(spec.mesh), spec.precision.accumulate
-    # fp16 holds a mean over the devices where it would not hold the sum that a gradient scattered at use is.
+    # A gradient scattered at use is a sum over devices, which can overflow fp16; its mean does not.
     spread = n_shards if dtype == jnp.float16 and spec.plan.scatters_at_use else 1
-    summed = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
+    divisors = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
     averaged_over = n_shards if spec.config.gradient_allreduce_op == "mean" else 1
-    return Accumulation(spec.config.gradient_accumulation_steps, n_shards, averaged_over, dtype, summed)
+    return Accumulation(spec.config.gradient_accumulation_steps, n_shards, averaged_over, dtype, divisors)
 
 
 def accumulated_grads(
@@ -133,7 +134,7 @@ def _summed(
                 "its micro-batches do not fit; use bf16 or fp32."
             )
         grads = jax.tree.map(
-            lambda g, n: g if is_on_host(g) else times(g, weight / n), in_dtype(jnp.float32, grads), how.summed
+            lambda g, n: g if is_on_host(g) else times(g, weight / n), in_dtype(jnp.float32, grads), how.divisors
         )
         return (in_dtype(how.dtype, grads), sums, weight), bad.astype(jnp.float32), model_state
 
@@ -142,7 +143,7 @@ def _summed(
     grads = jax.tree.map(
         lambda g, n: g if n == 1 or is_on_host(g) else times(in_dtype(jnp.float32, g), jnp.float32(n)),
         grads,
-        how.summed,
+        how.divisors,
     )
     unscale = how.n_micro / (scale * positive(weight) * how.averaged_over)
     return Accumulated(grads, sums, unscale, bad, new_model_state)

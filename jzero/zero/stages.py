@@ -1,7 +1,7 @@
 """What a ZeRO stage means, as data.
 
 A stage decides three things: which lasting state is sharded, when full parameters come into being, and when gradients
-cross the mesh. Every other module reads this table; none of them compares a stage with a number.
+cross the mesh. The step reads this table and never compares a stage with a number.
 """
 
 import enum
@@ -15,7 +15,7 @@ class Gather(enum.Enum):
 
     NEVER = "the lasting parameters are already whole"
     ONCE_PER_STEP = "gathered once at the start of the step"
-    AT_USE = "gathered where used, dropped, gathered again in the backward pass"
+    AT_USE = "gathered where used and dropped, gathered again backward unless that comes soon"
 
 
 class Reduce(enum.Enum):
@@ -32,7 +32,7 @@ class StagePlan:
 
     Attributes:
         stage: the DeepSpeed integer, key `zero_optimization.stage`.
-        shards_state: the fp32 master parameters and the optimizer's moments are sharded over the data axis.
+        shards_state: the fp32 master parameters and the optimizer's moments are sharded, over the mesh's `shard` axis.
         gather: when the parameters used in compute are gathered.
         reduce: when gradients are reduced.
         persists_small_leaves: `stage3_param_persistence_threshold` says which leaves stay replicated.
@@ -69,7 +69,7 @@ def stage_plan(stage: int) -> StagePlan:
 
     Example:
         >>> stage_plan(3).gather.value
-        'gathered where used, dropped, gathered again in the backward pass'
+        'gathered where used and dropped, gathered again backward unless that comes soon'
     """
     if stage not in range(len(STAGES)):
         raise ConfigError(f"zero_optimization.stage is {stage!r}, but ZeRO has the stages 0, 1, 2 and 3.")

@@ -27,9 +27,9 @@ PUBLIC = {
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
         SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
     "jzero.optim": "Optimizer build_optimizer",
-    "jzero.plan": """COMPILE_ONLY_OPTIONS ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS
+    "jzero.plan": """ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS
         Largest Layouts LeafLayout LinkTraffic Loop LoopTraffic Memory MemoryUse Plan Program
-        Recommendation Row RunOptions Setting Span StepTime Timeline closed_form compile_step
+        Recommendation Row RunOptions Setting Span StepTime Timeline closed_form compile_only compile_step
         deepspeed_estimate estimate_step gpu_figures gpu_mesh largest_model max_batch parameter_layouts
         plan read_program""",
     "jzero.plan.render": "memory_bars memory_over_time report_html timeline_figure",

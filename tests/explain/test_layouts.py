@@ -79,7 +79,7 @@ def test_the_table_reads_without_a_script_and_escapes_names():
     assert page.tags.count("script") == 2
     assert page.tags.count("tr") == 13  # a heading and the largest twelve
     assert f"h.39.{evil}" in page.words
-    assert "dimension 1 over 8" in page.words
+    assert "dimension 1 over 8 devices" in page.words
     assert "The 12 largest of 40 parameters on a mesh of replica 1 x shard 8 x tensor 1" in page.words
 
 

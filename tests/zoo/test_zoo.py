@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,11 +17,7 @@ CASES = all_cases()
 @pytest.fixture(scope="module", params=CASES)
 def zoo(request) -> tuple[Case, Outcome]:
     """One case after the other: all checks of one follow each other and share its compiled programs."""
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles twice as fast, and runs for moments only
-    try:
-        return CASES[request.param], run_both_ways(CASES[request.param])
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    return CASES[request.param], run_both_ways(CASES[request.param])
 
 
 def assert_leaf_close(got, want, rtol, scale, name):

@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """What to load of a checkpoint, and what may differ; by default everything, and nothing.
+    """What to load of a checkpoint, and what may differ. By default all leaves are loaded and none may differ.
 
     Attributes:
         only: globs over paths such as `params/*`, in which `*` also crosses `/`; other leaves stay as they are.

@@ -4,8 +4,6 @@ JSON is read as Hjson (comments and trailing commas are fine), as DeepSpeed read
 an error, because only one of the two values could hold.
 """
 
-import base64
-import binascii
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -31,7 +29,7 @@ def read_source(source: str | os.PathLike[str] | Mapping[str, Json], file: str) 
     """Reads whatever `Config.load` takes.
 
     Args:
-        source: A mapping, a path, the text of an object, or that text in urlsafe base64.
+        source: A mapping, a path, or the text of an object.
         file: What to call a source that is no file.
 
     Raises:
@@ -43,8 +41,6 @@ def read_source(source: str | os.PathLike[str] | Mapping[str, Json], file: str) 
         data = source
     elif isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         data = parse_object(source, file)
-    elif isinstance(source, str) and not os.path.exists(source) and (text := _from_base64(source)) is not None:
-        data = parse_object(text, file)
     else:
         data, file = read_object(source), str(Path(source))
     if "deepspeed_config" not in data:
@@ -129,12 +125,3 @@ def _loads(text: str, file: str) -> Json:
         sooner = text[strict.pos :].lstrip()[:1] not in ("#", "/", "}", "]") and strict.pos < error.pos
         near = strict if sooner else error
         raise ConfigError(f"{file}: not valid JSON at line {near.lineno}, column {near.colno}: {near.msg}") from None
-
-
-def _from_base64(text: str) -> str | None:
-    """The object that a base64 string holds, or None if it holds none; DeepSpeed takes the urlsafe alphabet."""
-    try:
-        decoded = base64.b64decode(text, altchars="-_", validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
-    return decoded if decoded.lstrip().startswith("{") else None

@@ -264,9 +264,10 @@ def _backward(
 def _late(body: Body, split_vjp: SplitVJP) -> list[int]:
     """The gather keys whose gradients are scattered beside the next iteration.
 
-    They are those of the first matrices, an eighth of the layer or more, which come last and have nothing of their own
-    iteration left to run beside. While other gradients are scattered, their products run beside them. One matrix alone
-    might not do: products with one input (queries, keys, values) are made one by the compiler.
+    They are those of the layer's first matrices, as many as make up an eighth of it: their gradients come last in the
+    backward pass, when no product of this iteration is left to hide a collective behind. While other gradients are
+    scattered, the products of these run. One matrix alone might not do: the compiler makes one product of those with
+    one input (queries, keys, values).
     """
     matrices, sizes = _matrices(body), [f.shape.size for f in body.gather_keys]
     before = itertools.accumulate((sizes[i] for i in matrices), initial=0)

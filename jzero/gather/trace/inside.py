@@ -35,7 +35,7 @@ Planned: TypeAlias = bool | DeferredParam
 RunBody: TypeAlias = Callable[
     [Program, Sequence[Operand], Mapping[int, ParamShards], GradReduceConfig], list[jax.Array]
 ]
-"""Runs the body of a loop that gathers by itself: of a program, its operands, the arrays of parameters, as `run`."""
+"""`interpreter.run` for a loop body that gathers by itself: (program, operands, arrays, grad_reduce) -> outputs."""
 
 
 class Rules(NamedTuple):

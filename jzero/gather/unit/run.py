@@ -83,8 +83,9 @@ class _UnitRun:
     passed_tree: TreeDef
     n_data: int
 
-    # The cotangent in which a parameter comes back must have been given a place by the unit that will want it.
-    # Its link runs from the later unit to the earlier one, so that no forward link between the two is the same.
+    # The unit that will want a parameter backward hands a placeholder forward to the unit that gathers it, and the
+    # parameter comes back as that placeholder's cotangent. Links name the later unit first, so that none of them is
+    # also a forward link.
     @property
     def wanted_back(self) -> list[Link]:
         """What it gets from later units in the backward pass."""

@@ -16,7 +16,7 @@ from jzero.config.config import Source
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
 from jzero.plan.compiled.program import Program, read_program
-from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.compiled.topology import compile_only, gpu_mesh
 from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.training import Training
@@ -67,9 +67,9 @@ def compile_training(training: Training, cluster: Cluster, *, memory_use: bool) 
     mesh = mesh_for(training.config, devices.flatten().tolist())
     lowered = _lowered(mesh, training)
     if not memory_use:
-        return read_program(_compiled(lowered, COMPILE_ONLY_OPTIONS), mesh)
+        return read_program(_compiled(lowered, {}), mesh)
     with TemporaryDirectory(prefix="jzero-") as folder:
-        program = read_program(_compiled(lowered, {**COMPILE_ONLY_OPTIONS, "xla_dump_to": folder}), mesh)
+        program = read_program(_compiled(lowered, {"xla_dump_to": folder}), mesh)
         return replace(program, memory_use=read_memory_use(Path(folder), parse_module(program.hlo_text)))
 
 
@@ -89,8 +89,8 @@ def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.st
     The tiles that XLA chooses without autotuning do not fit every product, such as one of 6304 rows.
     """
     try:
-        return lowered.compile(compiler_options=dict(options))
+        return compile_only(lowered, options)
     except jax.errors.JaxRuntimeError as error:
         if "tile sizes" not in str(error):
             raise
-        return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})
+        return compile_only(lowered, {**options, "xla_gpu_enable_triton_gemm": False})

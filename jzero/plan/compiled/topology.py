@@ -1,11 +1,13 @@
 """Meshes of GPUs that are not there: XLA compiles for them from a description, so a laptop builds a cluster's program.
 
-The devices carry no memory and run nothing; they stand in shardings, and `jit(...).lower(...).compile()` yields the
-program the real GPUs would run. Needs JAX's CUDA plugin (`pip install 'jzero[plan]'`), but no driver and no NVIDIA
-library.
+The devices carry no memory and run nothing; they stand in shardings, and `compile_only` of what `jit(...).lower(...)`
+gives is the program the real GPUs would run. Needs JAX's CUDA plugin (`pip install 'jzero[plan]'`), but no driver and
+no NVIDIA library.
 """
 
 import importlib.util
+import math
+from collections.abc import Mapping
 from importlib import resources
 from string import Template
 
@@ -21,8 +23,8 @@ from jzero.sharding.mesh import make_mesh
 
 _TARGET = resources.files("jzero.plan.hardware") / "gpus" / "target.txtpb"
 
-# For `compile(compiler_options=...)`. Autotuning would time kernels on a device that is not there.
-COMPILE_ONLY_OPTIONS: dict[str, int | str] = {"xla_gpu_autotune_level": 0}
+# Autotuning would time kernels on a device that is not there.
+COMPILE_ONLY_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 if jax.__version_info__ >= (0, 12):
     # Its Triton kernels for small all-reduces abort the process for a scalar on 64 GPUs; without them NCCL reduces.
     COMPILE_ONLY_OPTIONS["xla_gpu_experimental_use_collective_kernels"] = ""
@@ -74,6 +76,25 @@ def gpu_mesh(gpu: str = "h100-80g", n_gpus: int = 64, gpus_per_node: int = 8) ->
 def can_compile_for(gpu: str) -> bool:
     """Whether programs for this GPU can be compiled here: XLA knows how to, and JAX's CUDA plugin is installed."""
     return gpu_figures(gpu).target is not None and can_compile()
+
+
+def compile_only(lowered: jax.stages.Lowered, options: Mapping[str, str | bool] | None = None) -> jax.stages.Compiled:
+    """Compiles a program for devices that are not there.
+
+    JAX's cache on disk (`JAX_COMPILATION_CACHE_DIR`) is passed over: it would keep the program and then, each time it
+    is asked for, warn that without such a device it cannot be loaded.
+
+    Args:
+        lowered: the program, lowered for a mesh of `gpu_mesh`.
+        options: further options for XLA.
+    """
+    least_seconds = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, least_seconds)
+    jax.config.update(least_seconds, math.inf)
+    try:
+        return lowered.compile(compiler_options=COMPILE_ONLY_OPTIONS | dict(options or {}))
+    finally:
+        jax.config.update(least_seconds, before)
 
 
 def _target_config(gpu: GpuFigures) -> str:

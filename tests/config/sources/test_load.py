@@ -1,6 +1,5 @@
 """Every form in which a configuration can be given, and the sentence for text that is none."""
 
-import base64
 import json
 
 import pytest
@@ -28,13 +27,6 @@ def test_a_file_may_have_comments_and_trailing_commas(tmp_path):
 @pytest.mark.parametrize("source", [None, 3, ["ds.json"], b"{}"])
 def test_what_is_no_source(source):
     assert message(source) == f"configuration: must be a mapping, a path, or the text of a JSON object, got {source!r}"
-
-
-def test_base64_as_deepspeed_takes_it():
-    text = json.dumps({"train_batch_size": 16, "zero_optimization": {"stage": 3}, "wandb": {"project": "~~~???>>>"}})
-    encoded = base64.urlsafe_b64encode(text.encode()).decode()
-    assert "_" in encoded or "-" in encoded
-    assert Config.load(encoded) == Config.load(text)
 
 
 def test_missing_file(tmp_path):

@@ -8,13 +8,13 @@ import pytest
 
 from jzero.plan.compiled.flops import FlopCounter
 from jzero.plan.compiled.hlo import parse_module
-from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.compiled.topology import compile_only, gpu_mesh
 
 
 def gpu_flops(f, *shapes):
     sharding = jax.sharding.SingleDeviceSharding(gpu_mesh("h100-80g", n_gpus=1).devices.flat[0])
     structs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes]
-    module = parse_module(jax.jit(f).lower(*structs).compile(COMPILE_ONLY_OPTIONS).as_text() or "")
+    module = parse_module(compile_only(jax.jit(f).lower(*structs)).as_text() or "")
     return FlopCounter(module).computation(module.entry)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from jzero.base.units import format_bytes
 from jzero.plan.compiled.program import KINDS, read_program
-from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.compiled.topology import compile_only, gpu_mesh
 from jzero.plan.hardware.figures import gpu_figures
 from jzero.sharding.mesh import make_mesh
 from tests import jax_versions
@@ -28,12 +28,12 @@ def mesh():
     return gpu_mesh("h100-80g", n_gpus=N)
 
 
-def compile_per_device(f, mesh, arguments, out_specs, options=COMPILE_ONLY_OPTIONS, **jit_options):
+def compile_per_device(f, mesh, arguments, out_specs, options=None, **jit_options):
     """Compiles `f`, which runs on every device under shard_map; arguments are (global shape, dtype, spec)."""
     structs = [jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(mesh, p)) for s, d, p in arguments]
     in_specs = tuple(spec for _, _, spec in arguments)
     mapped = jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return read_program(jax.jit(mapped, **jit_options).lower(*structs).compile(options), mesh)
+    return read_program(compile_only(jax.jit(mapped, **jit_options).lower(*structs), options), mesh)
 
 
 def test_one_of_each_kind(mesh):
@@ -85,7 +85,7 @@ def test_nested_scans_multiply(mesh, option):
         ((5, 512, 512), jnp.bfloat16, PartitionSpec(None, "shard")),
         ((512, 512), jnp.bfloat16, REPLICATED),
     ]
-    options = COMPILE_ONLY_OPTIONS | (jax_versions.PIPELINED_GATHERS if option else {})
+    options = jax_versions.PIPELINED_GATHERS if option else {}
     program = compile_per_device(f, mesh, arguments, SHARDED, options)
     gathers = program.select(kind="all-gather")
     # Pipelining peels the first gather of each inner loop off into the outer one.
@@ -162,7 +162,7 @@ def test_the_partitioners_collectives_are_read_too(mesh):
     x = jax.ShapeDtypeStruct((256, 8192), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(None, "shard")))
     w = jax.ShapeDtypeStruct((8192, 128), jnp.bfloat16, sharding=NamedSharding(mesh, SHARDED))
     replicated = NamedSharding(mesh, REPLICATED)
-    compiled = jax.jit(jnp.dot, out_shardings=replicated).lower(x, w).compile(COMPILE_ONLY_OPTIONS)
+    compiled = compile_only(jax.jit(jnp.dot, out_shardings=replicated).lower(x, w))
     (reduction,) = read_program(compiled, mesh).collectives
     assert (reduction.kind, reduction.group_size, reduction.axes) == ("all-reduce", N, ("shard",))
     assert reduction.n_bytes == 256 * 128 * (2 if reduction.dtype == "bf16" else 4)
@@ -171,7 +171,7 @@ def test_the_partitioners_collectives_are_read_too(mesh):
 def test_memory_counts_donation_and_the_host(mesh):
     f = partial(jnp.add, 1.0)
     x = jax.ShapeDtypeStruct((N * 1024,), jnp.float32, sharding=NamedSharding(mesh, SHARDED))
-    memory = read_program(jax.jit(f, donate_argnums=0).lower(x).compile(COMPILE_ONLY_OPTIONS)).memory
+    memory = read_program(compile_only(jax.jit(f, donate_argnums=0).lower(x))).memory
     assert (memory.argument, memory.output, memory.alias) == (4096, 4096, 4096)
     assert memory.peak >= 4096
     assert memory.host_argument == 0
@@ -179,7 +179,7 @@ def test_memory_counts_donation_and_the_host(mesh):
     y = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_host)
     there_and_back = lambda y: jax.device_put(f(jax.device_put(y, jax.memory.Space.Device)), jax.memory.Space.Host)
     lowered = jax.jit(there_and_back, donate_argnums=0, out_shardings=on_host).lower(y)
-    memory = read_program(lowered.compile(COMPILE_ONLY_OPTIONS)).memory
+    memory = read_program(compile_only(lowered)).memory
     assert (memory.argument, memory.output, memory.alias) == (0, 0, 0)
     assert (memory.host_argument, memory.host_output, memory.host_alias) == (4096, 4096, 4096)
 

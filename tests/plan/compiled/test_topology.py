@@ -4,12 +4,14 @@ import importlib.util
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jzero.errors import ConfigError, JzeroError
 from jzero.plan.compiled import topology
-from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS, gpu_mesh
+from jzero.plan.compiled.topology import compile_only, gpu_mesh
 from jzero.plan.hardware.figures import GPUS, gpu_figures
 
 
@@ -17,7 +19,7 @@ from jzero.plan.hardware.figures import GPUS, gpu_figures
 def test_every_description_compiles_a_program(gpu):
     mesh = gpu_mesh(gpu, n_gpus=2)
     x = jax.ShapeDtypeStruct((256, 64), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("shard")))
-    compiled = jax.jit(lambda x: (x @ x.T).sum(dtype=jnp.float32)).lower(x).compile(COMPILE_ONLY_OPTIONS)
+    compiled = compile_only(jax.jit(lambda x: (x @ x.T).sum(dtype=jnp.float32)).lower(x))
     memory = compiled.memory_analysis()
     assert memory is not None
     assert memory.argument_size_in_bytes == 128 * 64 * 2
@@ -31,7 +33,7 @@ def test_scalars_reduce_over_several_nodes():
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, "shard"), mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec()
     )
-    assert "all-reduce" in (jax.jit(total).lower(x).compile(COMPILE_ONLY_OPTIONS).as_text() or "")
+    assert "all-reduce" in (compile_only(jax.jit(total).lower(x)).as_text() or "")
 
 
 def test_gpus_fill_nodes():
@@ -68,3 +70,25 @@ def test_plugin_that_jax_did_not_load(monkeypatch):
     monkeypatch.setattr(topology.topologies, "get_topology_desc", not_loaded)
     with pytest.raises(JzeroError, match="did not load its CUDA plugin"):
         gpu_mesh()
+
+
+def test_jax_s_cache_on_disk_is_passed_over(tmp_path):
+    cache = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in cache}
+    x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(gpu_mesh(n_gpus=8), PartitionSpec()))
+    compilation_cache.reset_cache()
+    try:
+        for name, value in cache.items():
+            jax.config.update(name, value)
+        compile_only(jax.jit(lambda x: x + 1).lower(x))
+        assert not list(tmp_path.iterdir())
+        jax.jit(lambda x: x + 2)(np.ones(3)).block_until_ready()
+        assert list(tmp_path.iterdir())  # so the cache was in use
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()

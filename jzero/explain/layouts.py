@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import jax
 
@@ -174,7 +173,7 @@ def _static_table(some: Layouts) -> str:
     )
 
 
-def _static_row(leaf: LeafLayout, n_shards: int, n_bytes: int) -> Sequence[Any]:
+def _static_row(leaf: LeafLayout, n_shards: int, n_bytes: int) -> Sequence[str]:
     where = " in host memory" if leaf.on_host else ""
     lies = f"whole on every device{where}"
     if leaf.dim is not None:

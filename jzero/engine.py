@@ -25,7 +25,7 @@ from jzero.offload.interface import StateStore
 from jzero.sharding.mesh import DATA_AXES, n_data_shards
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement, split, unpad
-from jzero.zero import checkpointing as train_state
+from jzero.zero import checkpointing
 from jzero.zero.build import Functional
 from jzero.zero.grad_stats import why_skipped
 from jzero.zero.stages import StagePlan
@@ -186,7 +186,7 @@ class Engine:
         saving = checkpoint.save(
             path,
             self.store.whole(self.state),
-            train_state.describe(self.functional, self.state, extra or {}),
+            checkpointing.describe(self.functional, self.state, extra or {}),
             placements=self.functional.placements,
             only=_globs(only),
         )
@@ -229,7 +229,7 @@ class Engine:
             new head.
         """
         selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
-        state, metadata = train_state.restore(path, self.functional, self.store.whole(self.state), selection)
+        state, metadata = checkpointing.restore(path, self.functional, self.store.whole(self.state), selection)
         self.state = self.store.replace(state)
         self._unread = self._stopped = None
         return metadata["extra"]

@@ -58,7 +58,7 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     def local(params_sharded, model_state, batch, key_data, scale):
         stored = spec.offload.fetched(params_sharded)
         params_sharded = spec.precision.grad_params(spec.offload.grad_params(stored))
-        params, apply = compute_params(spec, params_sharded, stored, train=True)
+        params, apply = differentiable_loss(spec, params_sharded, stored, train=True)
         trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
@@ -79,14 +79,21 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     return shard_over_data(local, spec.mesh, in_specs, GradOutputs(specs, *[P()] * 6))  # pyright: ignore
 
 
-def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool) -> tuple[Params, Callable]:
-    """The parameters that enter the loss, and the loss that takes them, as the stage has it.
+def differentiable_loss(
+    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool
+) -> tuple[Params, Callable]:
+    """The loss of a stage, and what it is differentiated with respect to: the shards, or at stages 0 and 1 the whole.
+
+    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs.
 
     Args:
         spec: everything fixed.
         params_sharded: what gradients are taken of.
         stored: the parameters as `Offload.fetched` gave them, before `grad_params`.
         train: whether this is a training step.
+
+    Returns:
+        What is differentiated, and `loss(that, model_state, batch, key) -> Outcome`.
     """
 
     def apply(params, model_state, batch, key):

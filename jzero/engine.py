@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
 from jzero import checkpoint
-from jzero.base.types import Batch, PyTree
+from jzero.base.types import Batch, Json, Params, Placements, PyTree
 from jzero.config import ResolvedConfig
 from jzero.errors import (
     BatchError,
@@ -23,7 +25,7 @@ from jzero.offload.interface import StateStore
 from jzero.sharding.mesh import DATA_AXES, n_data_shards
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement, split, unpad
-from jzero.zero import checkpointing as train_state
+from jzero.zero import checkpointing
 from jzero.zero.build import Functional
 from jzero.zero.grad_stats import why_skipped
 from jzero.zero.stages import StagePlan
@@ -63,12 +65,12 @@ class Engine:
         return self.functional.spec.plan
 
     @property
-    def placements(self) -> Any:
+    def placements(self) -> Placements:
         """How each parameter lies over the mesh: a pytree of `Placement`s like `params`."""
         return self.functional.placements.params
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The master parameters as global arrays of their true shapes: the live arrays, or copies of padded ones.
 
         With offloading they are in host memory, where `jax` cannot compute with them: `numpy.asarray` or
@@ -119,7 +121,7 @@ class Engine:
             self._stop_if_lost(before)
         return metrics
 
-    def why_skipped(self, metrics: Mapping[str, Any]) -> str | None:
+    def why_skipped(self, metrics: Mapping[str, float | jax.Array]) -> str | None:
         """Says in one sentence why a step was skipped: the parameter and the micro-batch in which it went wrong first.
 
         Args:
@@ -147,7 +149,7 @@ class Engine:
         n_shards = n_data_shards(self.mesh) // jax.process_count()
         sharding = NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
 
-        def place(path: PyTree, x: PyTree) -> jax.Array:
+        def place(path: KeyPath, x: ArrayLike) -> jax.Array:
             x = np.asarray(x)
             if not x.ndim or x.shape[0] % n_shards or not x.shape[0]:
                 raise BatchError(
@@ -161,7 +163,7 @@ class Engine:
     def save_checkpoint(
         self,
         path: "str | os.PathLike[str]",
-        extra: dict[str, Any] | None = None,
+        extra: dict[str, Json] | None = None,
         *,
         only: str | Sequence[str] = "*",
         wait: bool = True,
@@ -184,7 +186,7 @@ class Engine:
         saving = checkpoint.save(
             path,
             self.store.whole(self.state),
-            train_state.describe(self.functional, self.state, extra or {}),
+            checkpointing.describe(self.functional, self.state, extra or {}),
             placements=self.functional.placements,
             only=_globs(only),
         )
@@ -201,7 +203,7 @@ class Engine:
         extra: Literal["refuse", "ignore"] = "refuse",
         changed: Literal["refuse", "keep"] = "refuse",
         layers: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Json]:
         """Reads a state back, whatever stage, devices, processes and precision it was saved under.
 
         Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state.
@@ -227,7 +229,7 @@ class Engine:
             new head.
         """
         selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
-        state, metadata = train_state.restore(path, self.functional, self.store.whole(self.state), selection)
+        state, metadata = checkpointing.restore(path, self.functional, self.store.whole(self.state), selection)
         self.state = self.store.replace(state)
         self._unread = self._stopped = None
         return metadata["extra"]
@@ -271,7 +273,7 @@ class Engine:
         if self._stopped is not None:
             raise self._stopped
 
-    def _place(self, batch: Batch) -> Any:
+    def _place(self, batch: Batch) -> Batch:
         """Checks a training batch and spreads it over the mesh, `[rows, ...]` -> `[accumulation, micro-batch, ...]`."""
         expected = self.functional.batch
         if jax.tree.structure(batch) != jax.tree.structure(expected):
@@ -282,7 +284,7 @@ class Engine:
         n_micro = self.config.gradient_accumulation_steps
         rows = self.config.train_batch_size // jax.process_count()
 
-        def place(path: Any, x: Any, like: PyTree) -> jax.Array:
+        def place(path: KeyPath, x: ArrayLike, like: PyTree) -> jax.Array:
             x = np.asarray(x)
             if x.shape != (rows, *like.shape[2:]):
                 raise BatchError(

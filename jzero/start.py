@@ -1,10 +1,8 @@
 """Where a run begins: a model, a loss and a configuration become an engine, or the pure functions under one."""
 
 import logging
-import os
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -14,6 +12,7 @@ from jax.sharding import Mesh
 
 from jzero.base.types import Batch, LossFn, Mask, Params, Placements
 from jzero.config import Config, ResolvedConfig
+from jzero.config.config import Source
 from jzero.engine import Engine
 from jzero.errors import ConfigError, ModelError
 from jzero.flax.model import Model
@@ -29,7 +28,7 @@ def initialize(
     *,
     model: object,
     loss_fn: LossFn,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    config: Source,
     sample_batch: Batch,
     optimizer: optax.GradientTransformation | None = None,
     schedule: optax.Schedule | None = None,
@@ -79,7 +78,7 @@ def initialize(
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-    options: dict[str, Any] = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
+    options: _Options = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
     found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
     resolved, mesh = found.config, found.mesh
     _agree_over_processes(resolved, seed)  # before anything that one process alone could refuse
@@ -99,7 +98,7 @@ def functional(
     *,
     model: object,
     loss_fn: LossFn,
-    config: "str | os.PathLike[str] | Mapping[str, Any] | Config",
+    config: Source,
     sample_batch: Batch,
     optimizer: optax.GradientTransformation | None = None,
     schedule: optax.Schedule | None = None,
@@ -138,9 +137,17 @@ def functional(
         >>> int(state.step)
         1
     """
-    options: dict[str, Any] = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
+    options: _Options = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
     found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
     return build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
+
+
+class _Options(TypedDict):
+    """What resolving a configuration and building a run both take."""
+
+    sample_batch: Batch
+    optimizer: optax.GradientTransformation | None
+    trainable: Trainable | Mask | None
 
 
 class _Resolved(NamedTuple):
@@ -151,7 +158,9 @@ class _Resolved(NamedTuple):
     mesh: Mesh
 
 
-def _resolve(model: object, loss_fn: LossFn, config: Config, mesh: Mesh | None, **options: Any) -> _Resolved:
+def _resolve(
+    model: object, loss_fn: LossFn, config: Config, mesh: Mesh | None, **options: Unpack[_Options]
+) -> _Resolved:
     """Fills every `"auto"`, makes the mesh and adapts the model."""
     given = resolve_auto(config, mesh=mesh, model=model, loss_fn=loss_fn, **options)
     mesh = mesh_for(given) if mesh is None else mesh

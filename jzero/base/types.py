@@ -47,6 +47,9 @@ Casts: TypeAlias = PyTree
 Json: TypeAlias = Any
 """What a JSON file holds."""
 
+Device: TypeAlias = Any
+"""A `jax.Device`, a class that JAX ships without types."""
+
 Metrics: TypeAlias = dict[str, Any]
 """Scalars by name, on the devices."""
 

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from jzero.base.types import Json
 from jzero.checkpoint.format import header as headers
 from jzero.checkpoint.format.header import Header
 from jzero.checkpoint.run.place import find
@@ -36,7 +37,7 @@ def inspect_command(
         Console().print(view(folder, header))
 
 
-def summary(folder: Path, header: Header) -> dict[str, Any]:
+def summary(folder: Path, header: Header) -> dict[str, Json]:
     """Everything the header says, as JSON."""
     leaves = {
         name: {"shape": list(leaf.shape), "dtype": leaf.dtype, "bytes": leaf.nbytes, "checksum": leaf.checksum}

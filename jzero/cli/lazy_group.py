@@ -1,7 +1,7 @@
 """A group of commands whose modules are imported when they are run: a list of commands costs no more than its text."""
 
 import importlib
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -20,11 +20,11 @@ class LazyCommand(NamedTuple):
     function: str
     help: str
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str) -> TyperCommand:
         """Imports the module and makes the command, by this name."""
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
         one.command(name)(getattr(importlib.import_module(self.module), self.function))
-        return typer.main.get_command(one)
+        return cast(TyperCommand, typer.main.get_command(one))
 
 
 class LazyGroup(TyperGroup):
@@ -36,7 +36,7 @@ class LazyGroup(TyperGroup):
         shown = {name: TyperCommand(name, help=command.help) for name, command in self.lazy.items()}
         super().__init__(**{**options, "commands": shown})
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
         """Finds the command that the arguments begin with, as click does, and loads it."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name in self.lazy:

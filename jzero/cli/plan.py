@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import typer
 from rich.console import Console
@@ -22,8 +22,16 @@ from jzero.plan.render.report import report_html
 from jzero.plan.search.largest import Largest
 from jzero.plan.search.largest import largest_model as plan_largest_model
 from jzero.plan.search.largest import max_batch as plan_max_batch
-from jzero.plan.search.planner import Plan, plan
+from jzero.plan.search.planner import Compile, Plan, plan
 from jzero.plan.search.workload import RunOptions
+
+
+class _Search(TypedDict):
+    """What every search is told."""
+
+    stages: list[int]
+    compiled: Compile | None
+    report: Callable[[str], None]
 
 
 def plan_command(
@@ -61,8 +69,8 @@ def plan_command(
             "network": network,
             "host_memory": None if host_memory is None else int(host_memory * 10**9),
         }
-        compiled = "nothing" if closed_form else "all" if compile_all else None
-        search: dict[str, Any] = {"stages": _stages(stages), "compiled": compiled, "report": status.update}
+        compiled: Compile | None = "nothing" if closed_form else "all" if compile_all else None
+        search: _Search = {"stages": _stages(stages), "compiled": compiled, "report": status.update}
         sizes: Sequence[Largest] | None = None
         if max_batch:
             sizes = plan_max_batch(**options, **search)

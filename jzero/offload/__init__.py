@@ -1,1 +1,1 @@
-"""State in host memory: where it lives, how it comes to the device in pieces, and how it is updated there."""
+"""Where state lies between steps, on the devices, in host memory or in files, and how it is made and updated there."""

@@ -4,7 +4,6 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -128,5 +127,5 @@ def free_memory() -> int | None:
     return left if free is None else min(free, left)
 
 
-def _hosted(state: PyTree) -> list[Any]:
+def _hosted(state: PyTree) -> list[jax.ShapeDtypeStruct]:
     return [x for x in jax.tree.leaves(state) if x.sharding.memory_kind == PINNED_HOST]

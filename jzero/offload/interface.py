@@ -7,7 +7,7 @@ state, whatever part of it is in files.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -139,7 +139,7 @@ class Run(Protocol):
         ...
 
     @property
-    def program(self) -> Callable[[PyTree, Batch], Any]:
+    def program(self) -> Callable[[PyTree, Batch], PyTree]:
         """`program(state, batch) -> StepOutput`."""
         ...
 

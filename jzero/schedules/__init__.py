@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from jzero.config import SchedulerConfig
 from jzero.config.schema import deepspeed_schedules as d
@@ -96,7 +97,7 @@ def build_momentum(scheduler: SchedulerConfig | None) -> Momentum | None:
 
 
 def _schedule(rate: Shape) -> optax.Schedule:
-    def schedule(applied_steps: Any) -> jax.Array:
+    def schedule(applied_steps: ArrayLike) -> jax.Array:
         return jnp.asarray(rate(jnp.asarray(applied_steps, jnp.int32)), jnp.float32)
 
     return schedule

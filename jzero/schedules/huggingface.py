@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from jzero.config import TrainingArguments
 from jzero.config.schema import hf_schedules as h
@@ -127,7 +128,7 @@ def hf_schedule(training_arguments: TrainingArguments, num_training_steps: int) 
     warmup = 0 if kind == "constant" else training_arguments.warmup_updates(num_training_steps)
     factor = _FACTORS[kind](training_arguments.schedule_kwargs, base or 1.0, warmup, num_training_steps)
 
-    def rate(applied_steps: Any) -> jax.Array:
+    def rate(applied_steps: ArrayLike) -> jax.Array:
         k = jnp.asarray(applied_steps, jnp.int32)
         return base * (factor(k) if kind in _OWN_WARMUP else jnp.where(k < warmup, share(k, warmup), factor(k)))
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from jzero.base.types import Json
 from jzero.checkpoint import load_newest
 from jzero.engine import Engine
 
@@ -56,7 +57,7 @@ def load_start(
     return start
 
 
-def _start(engine: Engine, path: Path, facts: dict[str, Any]) -> Start:
+def _start(engine: Engine, path: Path, facts: dict[str, Json]) -> Start:
     """The data position counts batches; one that falls between two of another size goes back to the earlier one."""
     rows = engine.config.train_batch_size
     step = int(engine.state.step)

@@ -8,7 +8,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
         flags.signal = number
         restore()
         again = (

@@ -30,7 +30,7 @@ from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
-from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
+from jzero.train.data import VOCAB_SIZE, Corpus, Windows, load_corpus
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, Start, load_start
 from jzero.train.signals import Interrupts, interrupts
@@ -248,7 +248,7 @@ class _Loop:
     log: Callable[[str], None]
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
-    _unread: dict[str, Any] | None = None
+    _unread: dict[str, jax.Array | int] | None = None
     _clock: float | None = None
     _seconds: float | None = None
     _evaluated_at: int = -1
@@ -319,7 +319,7 @@ class _Loop:
     def _rows(self) -> int:
         return self.run.engine.config.train_batch_size
 
-    def _batch(self, text: Any, index: int, rows: int) -> dict[str, np.ndarray]:
+    def _batch(self, text: Windows, index: int, rows: int) -> dict[str, np.ndarray]:
         return text.batch(index, rows, part=jax.process_index(), n_parts=jax.process_count())
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:

@@ -7,14 +7,13 @@ the devices: the model is only traced.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jzero.base.types import Batch, LossFn, Mask, Metrics, Params
+from jzero.base.types import Batch, LossFn, Mask, Metrics, Params, Placements
 from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError, OffloadError
 from jzero.offload.choose import offload_for
@@ -32,7 +31,7 @@ from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
 from jzero.zero.state import TrainState
 from jzero.zero.step import StepOutput, eval_step, train_step
-from jzero.zero.xla_options import compiler_options
+from jzero.zero.xla_options import CompilerOptions, compiler_options
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Functional:
     spec: StepSpec
     whole_init: Callable[..., TrainState]
     layout: StateLayout
-    compiler_options: Mapping[str, Any]
+    compiler_options: CompilerOptions
 
     @property
     def state(self) -> TrainState:
@@ -80,7 +79,7 @@ class Functional:
         return self.layout.budget
 
     @cached_property
-    def step(self) -> Any:
+    def step(self) -> jax.stages.Wrapped:
         """`step(state, batch) -> (state, metrics)`; jitted, the old state's memory is reused.
 
         Raises:
@@ -210,7 +209,9 @@ def _check_mesh(config: ResolvedConfig, mesh: Mesh) -> None:
         )
 
 
-def _placements(config: ResolvedConfig, mesh: Mesh, params: Params, scanned: Mapping[int, frozenset[int]]) -> Any:
+def _placements(
+    config: ResolvedConfig, mesh: Mesh, params: Params, scanned: Mapping[int, frozenset[int]]
+) -> Placements:
     """Which dimension of each parameter is sharded, as the stage has it."""
     zero = config.zero_optimization
     plan = stage_plan(zero.stage)

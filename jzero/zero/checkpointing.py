@@ -6,10 +6,10 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 
+from jzero.base.types import Json
 from jzero.base.version import VERSION
 from jzero.checkpoint.run.loading import PathLike, load, read_header
 from jzero.checkpoint.run.selection import Selection
@@ -22,7 +22,7 @@ from jzero.zero.state import TrainState
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy")
 
 
-def describe(fns: Functional, state: TrainState, extra: Mapping[str, Any]) -> dict[str, Any]:
+def describe(fns: Functional, state: TrainState, extra: Mapping[str, Json]) -> dict[str, Json]:
     """What a checkpoint says of the run beside its arrays, as JSON; waits for the last step.
 
     Args:
@@ -59,7 +59,7 @@ def _versions() -> dict[str, str]:
 
 def restore(
     path: PathLike, fns: Functional, state: TrainState, selection: Selection
-) -> tuple[TrainState, dict[str, Any]]:
+) -> tuple[TrainState, dict[str, Json]]:
     """Reads a checkpoint of any layout into the layout of a run.
 
     The loss scaler continues where both runs scale alike; from or to fp16 it starts as it would in a new run.
@@ -88,7 +88,7 @@ def restore(
     return dataclasses.replace(loaded, loss_scale=fresh), metadata
 
 
-def _scaling(config: Mapping[str, Any]) -> Any:
+def _scaling(config: Mapping[str, Json]) -> float | None:
     """What decides how the loss is scaled: nothing without fp16, else the static scale, 0 for a dynamic one."""
     fp16 = config.get("fp16", {})
     return fp16.get("loss_scale") if fp16.get("enabled") is True else None

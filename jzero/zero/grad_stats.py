@@ -6,7 +6,7 @@ brings them together. So the norm, the verdict and the name of the culprit cost 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.isfinite(jnp.stack(sums).sum()) if sums else jnp.asarray(True)
 
 
-def why_skipped(metrics: Mapping[str, Any], names: Sequence[str], n_micro: int) -> str:
+def why_skipped(metrics: Mapping[str, float | jax.Array], names: Sequence[str], n_micro: int) -> str:
     """Says in one sentence why a step was skipped.
 
     Args:

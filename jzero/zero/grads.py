@@ -1,11 +1,13 @@
 """The part of a step that ZeRO's collectives are placed in by hand: loss and gradients, inside `shard_map`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
 from jzero.base.types import Grads, Metrics, ModelState, Params, Placements
 from jzero.flax.mean import Mean
@@ -56,7 +58,7 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     def local(params_sharded, model_state, batch, key_data, scale):
         stored = spec.offload.fetched(params_sharded)
         params_sharded = spec.precision.grad_params(spec.offload.grad_params(stored))
-        params, apply = compute_params(spec, params_sharded, stored, train=True)
+        params, apply = differentiable_loss(spec, params_sharded, stored, train=True)
         trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
@@ -77,14 +79,21 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     return shard_over_data(local, spec.mesh, in_specs, GradOutputs(specs, *[P()] * 6))  # pyright: ignore
 
 
-def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool) -> tuple[Any, Callable]:
-    """The parameters that enter the loss, and the loss that takes them, as the stage has it.
+def differentiable_loss(
+    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool
+) -> tuple[Params, Callable]:
+    """The loss of a stage, and what it is differentiated with respect to: the shards, or at stages 0 and 1 the whole.
+
+    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs.
 
     Args:
         spec: everything fixed.
         params_sharded: what gradients are taken of.
         stored: the parameters as `Offload.fetched` gave them, before `grad_params`.
         train: whether this is a training step.
+
+    Returns:
+        What is differentiated, and `loss(that, model_state, batch, key) -> Outcome`.
     """
 
     def apply(params, model_state, batch, key):
@@ -93,7 +102,7 @@ def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, tr
     placements, casts, wholes, ready = spec.placements, spec.casts, None, None
     if spec.plan.gather is not Gather.AT_USE:
 
-        def gathered(path: Any, placement: Placement, shard: jax.Array, cast: Any) -> jax.Array:
+        def gathered(path: KeyPath, placement: Placement, shard: jax.Array, cast: tuple[DTypeLike, ...]) -> jax.Array:
             with label("gather", path_name(path), "the step"):
                 return gather_leaf(shard, placement, cast)
 
@@ -119,7 +128,7 @@ def compute_params(spec: StepSpec, params_sharded: Params, stored: Params, *, tr
     )
 
 
-def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Any:
+def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Grads:
     """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
@@ -142,7 +151,7 @@ def averages_of(sums: dict[str, Mean], count: int) -> dict[str, jax.Array]:
     return {name: m.total / (count if m.weight is None else positive(m.weight)) for name, m in totals.items()}
 
 
-def _agree(model_state: ModelState, before: Any) -> Any:
+def _agree(model_state: ModelState, before: ModelState) -> ModelState:
     """Averages model state that a step has changed, so that it stays the same on every device."""
 
     def agree(new, old):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +149,9 @@ def _summed(
     return Accumulated(grads, sums, unscale, bad, new_model_state)
 
 
-def _accumulate(micro_step: Callable, trained: Params, model_state: ModelState, batch: Batch, n_micro: int) -> Any:
+def _accumulate(
+    micro_step: Callable, trained: Params, model_state: ModelState, batch: Batch, n_micro: int
+) -> tuple[PyTree, jax.Array, ModelState]:
     """Runs the micro-batches one after the other: adds up the first thing that each gives, and lists the second.
 
     The first thing is gradients like `trained`, sums, and a weight, by which gradients on the host are still to be
@@ -175,7 +177,7 @@ def _accumulate(micro_step: Callable, trained: Params, model_state: ModelState, 
     return totals, noted, model_state
 
 
-def in_dtype(dtype: Any, grads: Grads) -> Any:
+def in_dtype(dtype: DTypeLike, grads: Grads) -> Grads:
     """Floating gradients in another dtype; on the host they stay as they are."""
 
     def cast(g: jax.Array) -> jax.Array:

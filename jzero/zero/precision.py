@@ -4,13 +4,15 @@ The update itself is always computed in fp32: what lasts in 16 bits is widened f
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
-from jzero.base.types import ModelState, Params, PyTree
+from jzero.base.types import Casts, ModelState, Params, PyTree
 from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError
 from jzero.sharding.placement import path_name
@@ -33,39 +35,39 @@ class Precision:
         kept: patterns of names of parameters that last and compute in fp32 all the same.
     """
 
-    compute: Any
-    reduce: Any
-    accumulate: Any
-    param_dtype: Any
-    moments: Any
-    buffers: Any
+    compute: DTypeLike | None
+    reduce: DTypeLike
+    accumulate: DTypeLike
+    param_dtype: DTypeLike
+    moments: DTypeLike
+    buffers: DTypeLike | None
     kept: tuple[str, ...]
 
-    def master_params(self, params: Params) -> Any:
+    def master_params(self, params: Params) -> Params:
         """Parameters as they are kept between steps; see `param_dtype`."""
         return self._each(params, lambda x, kept: x.astype(jnp.float32 if kept else self.param_dtype))
 
-    def casts(self, params: Params) -> Any:
+    def casts(self, params: Params) -> Casts:
         """The casts that each parameter passes through on its way into the loss: a pytree of tuples of dtypes."""
         return self._each(params, lambda _, kept: () if kept else (jnp.dtype(self.compute),), otherwise=lambda _: ())
 
-    def computed(self, master_params: Params) -> Any:
+    def computed(self, master_params: Params) -> Params:
         """What the loss sees of parameters that are whole."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.compute))
 
-    def optimized(self, master_params: Params) -> Any:
+    def optimized(self, master_params: Params) -> Params:
         """What the optimizer's state is made like."""
         return self._each(master_params, lambda x, kept: x if kept else x.astype(self.moments))
 
-    def grad_params(self, master_params: Params) -> Any:
+    def grad_params(self, master_params: Params) -> Params:
         """What gradients are taken of. A sum over devices does not fit fp16 where the mean it becomes does."""
         return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float16 else x, master_params)
 
-    def state(self, model_state: ModelState) -> Any:
+    def state(self, model_state: ModelState) -> ModelState:
         """The model's state as it is kept between steps."""
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
-    def inputs(self, tree: PyTree) -> Any:
+    def inputs(self, tree: PyTree) -> PyTree:
         """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
         return tree if self.compute is None else _cast(tree, self.compute)
 
@@ -83,10 +85,15 @@ class Precision:
                     f"the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}."
                 )
 
-    def _each(self, params: Params, form: Any, otherwise: Any = lambda x: x) -> Any:
+    def _each(
+        self,
+        params: Params,
+        form: Callable[[jax.Array, bool], PyTree],
+        otherwise: Callable[[jax.Array], PyTree] = lambda x: x,
+    ) -> PyTree:
         """Maps over parameters: those that compute in 16 bits, or would if their names did not keep them from it."""
 
-        def one(path: Any, x: Any) -> Any:
+        def one(path: KeyPath, x: jax.Array) -> PyTree:
             if self.compute is None or not jnp.issubdtype(x.dtype, jnp.floating):
                 return otherwise(x)
             return form(x, any(re.search(pattern, path_name(path)) for pattern in self.kept))
@@ -94,7 +101,7 @@ class Precision:
         return jax.tree_util.tree_map_with_path(one, params)
 
 
-def _cast(tree: PyTree, dtype: Any) -> Any:
+def _cast(tree: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 

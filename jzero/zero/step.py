@@ -17,7 +17,7 @@ from jzero.offload.interface import DeferredUpdate, UpdateInputs
 from jzero.optim.apply import keep
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.trees import join, split
-from jzero.zero.grads import GradOutputs, averages_of, compute_params, sharded_grads
+from jzero.zero.grads import GradOutputs, averages_of, differentiable_loss, sharded_grads
 from jzero.zero.loss_scale import skipped_share, update_loss_scale
 from jzero.zero.spec import StepSpec
 from jzero.zero.state import TrainState
@@ -94,7 +94,7 @@ def eval_step(spec: StepSpec) -> Callable[[TrainState, Batch], Metrics]:
 
     def local(params, model_state, batch, key):
         params = spec.offload.fetched(params)
-        params, apply = compute_params(spec, params, params, train=False)
+        params, apply = differentiable_loss(spec, params, params, train=False)
         outcome = apply(params, model_state, spec.precision.inputs(batch), jax.random.wrap_key_data(key))
         return averages_of({"loss": outcome.loss, **outcome.metrics}, n_data_shards(spec.mesh))
 

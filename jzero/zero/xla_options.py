@@ -1,6 +1,6 @@
 """Options that reach XLA with one program, never through process-wide flags."""
 
-from typing import Any
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -12,6 +12,9 @@ from jzero.sharding.mesh import platform
 from jzero.zero.precision import Precision
 from jzero.zero.stages import Gather, stage_plan
 
+CompilerOptions: TypeAlias = dict[str, bool | int | str]
+"""Options of XLA by name, for `jax.jit(compiler_options=...)`."""
+
 COMBINE_UP_TO_BYTES = 32 * 2**20
 """Collectives of less data than this are merged into one: below it latency costs more than the bytes do."""
 
@@ -21,7 +24,7 @@ GATHER_UP_TO_BYTES = 512 * 2**20
 together, so that merging never makes one start earlier; few large ones need fewer products to run beside."""
 
 
-def compiler_options(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int = 0) -> dict[str, Any]:
+def compiler_options(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int = 0) -> CompilerOptions:
     """Chooses the options for a program on this mesh.
 
     Args:

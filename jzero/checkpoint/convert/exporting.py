@@ -6,11 +6,12 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 
+from jzero.base.types import Json
 from jzero.checkpoint.format import arrays, checksum, safetensors
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import is_floating
@@ -138,7 +139,7 @@ def _write_safetensors(out: Path, entries: list[Entry], metadata: dict[str, str]
         with _unfinished(file) as unfinished:
             safetensors.write(unfinished, shard, metadata)
     if n > 1:
-        index: dict[str, Any] = {
+        index: dict[str, Json] = {
             "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
             "weight_map": {entry.name: file.name for file, shard in zip(files, shards, strict=True) for entry in shard},
         }

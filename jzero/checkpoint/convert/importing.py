@@ -11,14 +11,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jzero import models
-from jzero.base.types import Params
+from jzero.base.types import Json, Params
 from jzero.base.version import VERSION
 from jzero.checkpoint.convert.exporting import dotted
 from jzero.checkpoint.format import safetensors
@@ -31,6 +31,9 @@ from jzero.checkpoint.run.selection import Selection, match
 from jzero.errors import CheckpointError
 from jzero.flax.adapter import adapt
 
+Rule: TypeAlias = Mapping[str, Json]
+"""One rule of a map of names."""
+
 _RULE_KEYS = {"from", "to", "transpose"}
 
 
@@ -38,8 +41,8 @@ def import_weights(
     weights: PathLike,
     out: PathLike,
     *,
-    model: Mapping[str, Any] | None = None,
-    rules: Sequence[Mapping[str, Any]] | None = None,
+    model: Mapping[str, Json] | None = None,
+    rules: Sequence[Rule] | None = None,
 ) -> int:
     """Writes a checkpoint of parameters and model state, to be loaded with `only=("params/*", "model_state/*")`.
 
@@ -71,7 +74,7 @@ def import_weights(
     return metadata["n_params"]
 
 
-def read_params(weights: PathLike, params: Params, rules: Sequence[Mapping[str, Any]] | None = None) -> Any:
+def read_params(weights: PathLike, params: Params, rules: Sequence[Rule] | None = None) -> Params:
     """Reads plain weights into the tree of any model's parameters, for `jzero.initialize(params=...)`.
 
     Args:
@@ -90,7 +93,7 @@ def read_params(weights: PathLike, params: Params, rules: Sequence[Mapping[str, 
     return jax.tree.unflatten(jax.tree.structure(params), [read(name) for name in wanted])
 
 
-def read_rules(file: PathLike) -> list[dict[str, Any]]:
+def read_rules(file: PathLike) -> list[Rule]:
     """Reads a map of names from a JSON file.
 
     Raises:
@@ -107,14 +110,14 @@ def read_rules(file: PathLike) -> list[dict[str, Any]]:
     return rules
 
 
-def _abstract(model: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+def _abstract(model: Mapping[str, Json]) -> dict[str, jax.ShapeDtypeStruct]:
     """The leaves of a model that jzero ships, by path."""
     built = models.build(model)
     params, model_state = jax.eval_shape(adapt(built.factory, built.loss_fn).init, jax.random.key(0), _batch(model))
     return by_name({"params": params, "model_state": model_state})
 
 
-def _batch(model: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+def _batch(model: Mapping[str, Json]) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch from which a model can be made: of tokens or of images."""
     side, channels = model.get("image_size", 224), model.get("n_channels", 3)
     return {
@@ -131,8 +134,8 @@ def _n_params(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> int:
 def _reader(
     weights: PathLike,
     entries: Mapping[str, Entry],
-    wanted: Mapping[str, Any],
-    rules: Sequence[Mapping[str, Any]] | None,
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    rules: Sequence[Rule] | None,
 ) -> Callable[[str], np.ndarray]:
     """Checks that names and shapes fit exactly; returns what reads one of the wanted arrays."""
     given = entries if rules is None else _renamed(entries, rules)
@@ -141,7 +144,7 @@ def _reader(
     return lambda name: given[name].read().astype(wanted[name].dtype, copy=False)
 
 
-def _open(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
+def _open(path: Path) -> tuple[dict[str, Entry], dict[str, Json]]:
     """The arrays that a file or folder holds, by name, and what it says of itself."""
     if path.is_dir():
         names = (
@@ -166,7 +169,7 @@ def _open(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
     return safetensors.open_file(path), _facts(path)
 
 
-def _facts(file: Path) -> dict[str, Any]:
+def _facts(file: Path) -> dict[str, Json]:
     """What `export` wrote into it; nothing if something else did."""
     try:
         facts = json.loads(safetensors.read_metadata(file).get("jzero", "{}"))
@@ -197,7 +200,7 @@ def _open_torch(file: Path) -> dict[str, Entry]:
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read as a torch state dict: {error}.") from error
 
-    def entry(name: str, tensor: Any) -> Entry:
+    def entry(name: str, tensor: "torch.Tensor") -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
         bits = {"bfloat16": torch.int16}.get(dtype)
         read = lambda: tensor.numpy() if bits is None else tensor.view(bits).numpy().view(jnp.bfloat16)
@@ -206,7 +209,7 @@ def _open_torch(file: Path) -> dict[str, Entry]:
     return {name: entry(name, tensor) for name, tensor in tensors.items()}
 
 
-def _renamed(entries: Mapping[str, Entry], rules: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
+def _renamed(entries: Mapping[str, Entry], rules: Sequence[Rule]) -> dict[str, Entry]:
     renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
         for rule in rules:

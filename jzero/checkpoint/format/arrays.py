@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -112,7 +112,7 @@ def read_in_blocks(folder: Path, name: str) -> Iterator[np.ndarray]:
     if not stored.shape:
         yield stored.read().result()
         return
-    chunk: Any = stored.chunk_layout.read_chunk.shape
+    chunk = cast(tuple[int, ...], stored.chunk_layout.read_chunk.shape)
     rows, *columns = (
         [slice(at, min(at + step, size)) for at in range(0, size, step)]
         for size, step in zip(stored.shape, chunk, strict=True)

@@ -9,7 +9,6 @@ devices' memory to the disk and back. On simulated devices that is the host's me
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -91,7 +90,7 @@ def verified(blocks: Iterable[np.ndarray], shape: tuple[int, ...], expected: str
         raise ValueError("it has other values than were saved")
 
 
-def _sum_of_parts(parts: Sequence[tuple[np.ndarray, Any]], shape: tuple[int, ...]) -> int:
+def _sum_of_parts(parts: Sequence[tuple[np.ndarray, Sequence[slice]]], shape: tuple[int, ...]) -> int:
     return sum(_sum(x, [s.start or 0 for s in index], shape) for x, index in parts) % 2**32
 
 

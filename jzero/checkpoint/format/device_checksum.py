@@ -6,17 +6,27 @@ No collective is needed, and a device's memory is read once, at its own speed.
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jzero.base.types import Device
 from jzero.checkpoint.format.leaves import on_devices
 
 _AT_ONCE = 16
 """Arrays that one program takes; programs are few, since arrays of one kind come in runs of powers of two."""
+
+
+class _Kind(NamedTuple):
+    """What arrays must have in common for one program to sum them."""
+
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: Sharding
 
 
 def start(
@@ -32,9 +42,9 @@ def start(
     Returns:
         For each array, what waits for the sum over the parts that this process answers for.
     """
-    alike: dict[Any, list[str]] = {}
+    alike: dict[_Kind, list[str]] = {}
     for name, x in leaves.items():
-        alike.setdefault((shapes[name], x.shape, x.dtype, x.sharding), []).append(name)
+        alike.setdefault(_Kind(shapes[name], x.shape, x.dtype, x.sharding), []).append(name)
     waits = {}
     for (shape, stored_shape, _, sharding), names in alike.items():
         elsewhere = on_devices(leaves[names[0]]) is not leaves[names[0]]
@@ -49,7 +59,7 @@ def start(
     return {name: waits[name] for name in leaves}
 
 
-def _total(parts: jax.Array, counted: frozenset[Any]) -> int:
+def _total(parts: jax.Array, counted: frozenset[Device]) -> int:
     return sum(int(np.asarray(part.data)[0]) for part in parts.addressable_shards if part.device in counted) % 2**32
 
 
@@ -62,16 +72,16 @@ def _chunks(names: list[str], largest: int) -> Iterator[list[str]]:
         at += size
 
 
-def _first_holders(sharding: Any, shape: tuple[int, ...]) -> frozenset[Any]:
+def _first_holders(sharding: Sharding, shape: tuple[int, ...]) -> frozenset[Device]:
     """One device for each part of an array: the others hold copies."""
-    holders: dict[str, Any] = {}
+    holders: dict[str, Device] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(str(index), device)
     return frozenset(holders.values())
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _sums(xs: list[jax.Array], shape: tuple[int, ...], sharding: Any, spread: int) -> list[jax.Array]:
+def _sums(xs: list[jax.Array], shape: tuple[int, ...], sharding: Sharding, spread: int) -> list[jax.Array]:
     """`uint32[n_devices]` for each of some arrays that lie alike: the sums of the parts, each where the part is."""
     if not isinstance(sharding, NamedSharding):
         return [_sum(x, shape, [jnp.uint32(0)] * x.ndim, spread) for x in xs]
@@ -85,7 +95,7 @@ def _sums(xs: list[jax.Array], shape: tuple[int, ...], sharding: Any, spread: in
     return jax.shard_map(parts, mesh=mesh, in_specs=(spec,), out_specs=everywhere, check_vma=False)(xs)
 
 
-def _index(mesh: Any, spec: PartitionSpec, dim: int) -> jax.Array:
+def _index(mesh: Mesh | AbstractMesh, spec: PartitionSpec, dim: int) -> jax.Array:
     """Which part of a dimension this device holds."""
     names = spec[dim] if dim < len(spec) else None
     index = jnp.uint32(0)

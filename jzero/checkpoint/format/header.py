@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 
+from jzero.base.types import Json
 from jzero.checkpoint.format.leaves import brief
 from jzero.errors import CheckpointError, DamagedCheckpointError
 
@@ -66,7 +66,7 @@ class Header:
 
     leaves: Mapping[str, Leaf]
     files: Mapping[str, tuple[int, int | None]]
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Json]
 
 
 def is_complete(folder: Path) -> bool:
@@ -160,5 +160,5 @@ def damaged_files(folder: Path, header: Header) -> dict[str, str]:
     return problems
 
 
-def _crc(content: Any) -> int:
+def _crc(content: Json) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,17 +1,16 @@
 """Leaves by name, and the arrays that a checkpoint holds: true shapes, without the padding of the live state."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from jzero.base.types import Placements, PyTree
 
 
-def by_name(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+def by_name(tree: PyTree, is_leaf: Callable[[PyTree], bool] | None = None) -> dict[str, PyTree]:
     """The leaves of a pytree under their paths, in tree order.
 
     Example:
@@ -44,7 +43,7 @@ def without_padding(leaves: Mapping[str, jax.Array], shapes: Mapping[str, tuple[
     return {**leaves, **dict(zip(padded, true, strict=True))}
 
 
-def whole(sharding: Any) -> Any:
+def whole(sharding: Sharding) -> Sharding:
     """The sharding of the same devices in which every one holds the whole array, in its own memory."""
     return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
 
@@ -55,7 +54,7 @@ def on_devices(x: jax.Array) -> jax.Array:
     return x if x.sharding.memory_kind in {None, sharding.memory_kind} else jax.device_put(x, sharding)
 
 
-def in_default_memory(sharding: Any) -> Any:
+def in_default_memory(sharding: Sharding) -> Sharding:
     """The sharding with its devices' own memory in place of any other."""
     (kind,) = {device.default_memory().kind for device in sharding.device_set}
     return sharding.with_memory_kind(kind)
@@ -67,12 +66,14 @@ def on_cpus(leaves: Mapping[str, jax.Array]) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _cut(xs: tuple[jax.Array, ...], shapes: tuple[tuple[int, ...], ...], shardings: tuple[Any, ...]) -> list[jax.Array]:
+def _cut(
+    xs: tuple[jax.Array, ...], shapes: tuple[tuple[int, ...], ...], shardings: tuple[Sharding, ...]
+) -> list[jax.Array]:
     true = [jax.lax.slice(x, [0] * x.ndim, shape) for x, shape in zip(xs, shapes, strict=True)]
     return [jax.lax.with_sharding_constraint(x, to) for x, to in zip(true, shardings, strict=True)]
 
 
-def brief(shape: Any, dtype: Any) -> str:
+def brief(shape: Sequence[int], dtype: object) -> str:
     """How messages write an array's type, such as `float32[4,8]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 

@@ -8,11 +8,12 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from jzero.base.types import Json
 from jzero.errors import CheckpointError
 
 NAMES = {
@@ -120,7 +121,7 @@ def read_metadata(file: Path) -> dict[str, str]:
     return _header(file)[0].get("__metadata__", {})
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
+def _header(file: Path) -> tuple[dict[str, Json], int]:
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
@@ -137,7 +138,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _entry(file: Path, name: str, facts: Mapping[str, Any], start: int) -> Entry:
+def _entry(file: Path, name: str, facts: Mapping[str, Json], start: int) -> Entry:
     if facts["dtype"] not in _DTYPES:
         raise CheckpointError(f"{file}: {name} is of dtype {facts['dtype']}, which jzero does not read.")
     dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], tuple(facts["shape"]), facts["data_offsets"]

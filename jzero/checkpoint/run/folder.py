@@ -4,10 +4,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 
+from jzero.base.types import Json
 from jzero.checkpoint.run.lock import FolderLock
 from jzero.checkpoint.run.place import complete_in, make_folder, remove, tidy
 from jzero.checkpoint.run.processes import on_first_process
@@ -23,7 +24,7 @@ RETRY_SECONDS = 60.0
 class Saves(Protocol):
     """What `Checkpoints` needs of an engine."""
 
-    def save_checkpoint(self, path: Path, extra: dict[str, Any] | None = None, *, wait: bool = True) -> Saving:
+    def save_checkpoint(self, path: Path, extra: dict[str, Json] | None = None, *, wait: bool = True) -> Saving:
         """See `jzero.Engine`."""
         ...
 
@@ -92,7 +93,7 @@ class Checkpoints:
             self._reported = True
             self._after(self._saving.error)
 
-    def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: int, extra: Mapping[str, Json] | None = None) -> None:
         """Starts a save, after the one before it is finished. Failures are reported, not raised."""
         self._settle()
         self._began, self._retry_at = time.monotonic(), None

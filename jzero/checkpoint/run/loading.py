@@ -8,14 +8,14 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from jzero.base.types import Placements, PyTree
+from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes
@@ -26,6 +26,9 @@ from jzero.errors import DamagedCheckpointError
 
 PathLike = str | os.PathLike[str]
 
+LeafToFill: TypeAlias = jax.Array | jax.ShapeDtypeStruct
+"""A leaf of the state to load into: its shape, its dtype and its sharding are what counts."""
+
 
 def load(
     path: PathLike,
@@ -34,7 +37,7 @@ def load(
     placements: Placements = None,
     selection: Selection | None = None,
     donate: bool = False,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[PyTree, dict[str, Json]]:
     """Reads a checkpoint into a state; every process must call it.
 
     Args:
@@ -83,7 +86,9 @@ def read_header(path: PathLike) -> tuple[Path, Header]:
     return folder, header.read(folder)
 
 
-def _targets(head: Header, sources: Mapping[str, Source], live: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+def _targets(
+    head: Header, sources: Mapping[str, Source], live: Mapping[str, LeafToFill]
+) -> dict[str, jax.ShapeDtypeStruct]:
     """How to read each saved leaf: padded like what it becomes, in its own dtype, in device memory if it changes."""
     targets = {}
     for name, source in sources.items():
@@ -122,7 +127,7 @@ def _read_verified(folder: Path, head: Header, targets: Mapping[str, jax.ShapeDt
     return parts
 
 
-def _assemble(source: Source, parts: Mapping[str, jax.Array], to: Any) -> jax.Array:
+def _assemble(source: Source, parts: Mapping[str, jax.Array], to: LeafToFill) -> jax.Array:
     """Brings what was read into the form, the dtype and the place of the wanted leaf."""
     xs = [parts[name] for name in source.names]
     if not source.stacked and source.index is None and xs[0].dtype == to.dtype:
@@ -135,12 +140,12 @@ def _assemble(source: Source, parts: Mapping[str, jax.Array], to: Any) -> jax.Ar
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: Any, sharding: Any) -> jax.Array:
+def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding) -> jax.Array:
     x = jnp.stack(xs) if stacked else xs[0] if index is None else xs[0][index]
     return jax.lax.with_sharding_constraint(x.astype(dtype), sharding)
 
 
-def _empty(like: PyTree) -> jax.Array:
+def _empty(like: LeafToFill) -> jax.Array:
     zeros = np.zeros(like.shape, like.dtype)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: zeros[index])
 

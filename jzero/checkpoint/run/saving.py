@@ -3,10 +3,9 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -139,7 +138,7 @@ def save(
     return Saving(path, finish)
 
 
-def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+def _check_metadata(path: Path, metadata: Json) -> None:
     try:
         json.dumps(metadata)
     except (TypeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jzero.base.types import Json
 from jzero.config.schema.hf_schedules import KWARGS, LrSchedulerType
@@ -62,7 +61,7 @@ class TrainingArguments(Section):
             yield "fp16", "and `bf16` are both true; choose one"
 
     @property
-    def schedule_kwargs(self) -> Any:
+    def schedule_kwargs(self) -> Section:
         """The keyword arguments of `lr_scheduler_type`, as its section of `jzero.config.schema.hf_schedules`."""
         given = self.lr_scheduler_kwargs
         schema = KWARGS[self.lr_scheduler_type]

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from jzero.base.types import Mask, Params, PyTree
 from jzero.offload.host.update import IN_FLIGHT, UpdateStep, run_update
@@ -63,7 +63,7 @@ class InHostMemory:
         flat = FlatUpdate(self.fixed, step)
         sums = {i for i, grad in enumerate(flat.grads) if is_on_host(grad)}
 
-        def prepare(i: int, grad: jax.Array, scalars: dict[str, Any]) -> jax.Array:
+        def prepare(i: int, grad: jax.Array, scalars: dict[str, jax.Array]) -> jax.Array:
             grad = times(grad, scalars["unscale"]) if i in sums else grad
             return divided(grad, scalars["divisor"])
 
@@ -102,7 +102,9 @@ class InHostMemory:
         The gradient of a whole leaf is taken of what is used, so that it must be the leaf itself.
         """
 
-        def cast_shard(placement: Placement, moved: bool, shard: jax.Array, casts: tuple[Any, ...]) -> Any:
+        def cast_shard(
+            placement: Placement, moved: bool, shard: jax.Array, casts: tuple[DTypeLike, ...]
+        ) -> jax.Array | None:
             if not (moved and casts and placement.dim is not None):
                 return None
             return shard if shard.dtype == casts[-1] else shard.astype(casts[-1])
@@ -126,7 +128,7 @@ class FlatUpdate:
         placements = jax.tree.leaves(split(fixed.placements, fixed.trainable)[0], is_leaf=is_placement)
         self._n_state = len(state)
         self.grads: list[jax.Array] = jax.tree.leaves(step.grads)
-        self.operands: list[Any] = [*self.grads, *state, *params, step.loss]
+        self.operands: list[jax.Array] = [*self.grads, *state, *params, step.loss]
         self.placements = [*placements, *opt_placements, *placements, Placement(())]
         self.divisor = clip_divisor(step.norm, fixed.max_norm)
 
@@ -135,7 +137,7 @@ class FlatUpdate:
         """The number of leaves of state and parameters together."""
         return len(self.operands) - len(self.grads) - 1
 
-    def rebuilt(self, results: Sequence[Any]) -> StepUpdate:
+    def rebuilt(self, results: Sequence[jax.Array | None]) -> StepUpdate:
         """State and parameters as trees."""
         state, params = results[: self._n_state], results[self._n_state :]
         return StepUpdate(self._treedef.unflatten(params), self._opt_treedef.unflatten(state))

@@ -7,10 +7,10 @@ and overwrites in place what it has read, so that neither memory holds it twice.
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
+from jzero.base.types import PyTree
 from jzero.sharding.host_memory import is_on_host, to_device, to_host
 
 PIECE_ELEMENTS = 2**24
@@ -63,7 +63,7 @@ def update_in_pieces(
         return [to_host(new) for new in fn(*map(to_device, (*changed, *read)))]
     state, others = ([x.reshape(rows, length) for x in xs] for xs in (changed, read))
 
-    def at(state: list[jax.Array], start: Any, size: int) -> list[jax.Array]:
+    def at(state: list[jax.Array], start: jax.Array | int, size: int) -> list[jax.Array]:
         pieces = [to_device(jax.lax.dynamic_slice_in_dim(x, start, size)) for x in (*state, *others)]
         # Where both memories are one, XLA would read the slices again after some have been overwritten: from copies.
         pieces = jax.lax.optimization_barrier(pieces)
@@ -93,6 +93,6 @@ def reduce_in_pieces(
     return total + part(n_pieces * step, left) if left else total
 
 
-def serialize_after(waiting: Any, before: Any) -> tuple[Any, Any]:
+def serialize_after(waiting: PyTree, before: PyTree) -> tuple[PyTree, PyTree]:
     """Makes arrays wait for others, so that copies of one parameter do not start while an earlier one is under way."""
     return jax.lax.optimization_barrier((waiting, before))

@@ -6,7 +6,6 @@ need. That part must read no other parameter. Where it is elementwise it runs on
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jzero.base.types import Grads, OptState, Params, PyTree
 from jzero.errors import ConfigError
-from jzero.jaxpr import evaluate, parts, trace
+from jzero.jaxpr import Subprogram, evaluate, parts, trace
 from jzero.jaxpr.elementwise import is_elementwise, run_on_pieces
 from jzero.offload.host.stream import serialize_after, update_in_pieces
 from jzero.optim.apply import apply_optimizer, widened
@@ -46,7 +45,7 @@ class Leaf:
     placement: Placement
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    program: Any
+    program: Subprogram
     reads: tuple[int, ...]
     in_pieces: bool
 
@@ -65,7 +64,7 @@ class Plan:
 
     leaves: tuple[Leaf, ...]
     n_params: int
-    rest: Any
+    rest: Subprogram
     rest_reads: tuple[int, ...]
     rest_outputs: tuple[int, ...]
 
@@ -106,7 +105,7 @@ def plan_update(
     owner_of_input = {i: k for k, (inputs, _) in hosted.items() for i in inputs}
     taken = {i for _, outputs in hosted.values() for i in outputs}
 
-    def part(outputs: Sequence[int], k: int | None, what: str) -> tuple[Any, tuple[int, ...]]:
+    def part(outputs: Sequence[int], k: int | None, what: str) -> tuple[Subprogram, tuple[int, ...]]:
         piece, reads = part_of(outputs)
         foreign = [owner_of_input[i] for i in reads if owner_of_input.get(i, k) != k]
         if foreign:
@@ -126,7 +125,7 @@ def plan_update(
     return Plan(tuple(leaves), n_params, *part(rest_outputs, None, "what stays on the device"), rest_outputs)
 
 
-def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Params, opt_state: OptState) -> Any:
+def _trace(optimizer: optax.GradientTransformationExtraArgs, params: Params, opt_state: OptState) -> Subprogram:
     def update(grads: Grads, state: PyTree, params: Params, loss: jax.Array) -> tuple[list, list]:
         params, state = apply_optimizer(optimizer, grads, state, params, loss)
         return jax.tree.leaves(state), jax.tree.leaves(params)
@@ -146,9 +145,9 @@ class UpdateStep:
         piece_elements: see `update_in_pieces`.
     """
 
-    prepare: Callable[[int, jax.Array, Any], jax.Array]
-    keep: Callable[[jax.Array, jax.Array, Any], jax.Array]
-    scalars: Any
+    prepare: Callable[[int, jax.Array, PyTree], jax.Array]
+    keep: Callable[[jax.Array, jax.Array, PyTree], jax.Array]
+    scalars: PyTree
     piece_elements: int
 
 
@@ -194,7 +193,7 @@ def run_update(
 
 
 def run_rest(
-    plan: Plan, operands: Sequence[Any], placements: Sequence[Placement], step: UpdateStep
+    plan: Plan, operands: Sequence[jax.Array], placements: Sequence[Placement], step: UpdateStep
 ) -> dict[int, jax.Array]:
     """Runs the part of an update that is on the devices; see `run_update`.
 
@@ -207,7 +206,7 @@ def run_rest(
 
 def _whole(
     plan: Plan,
-    part: tuple[Any, Sequence[int], Sequence[int]],
+    part: tuple[Subprogram, Sequence[int], Sequence[int]],
     at: Mapping[int, jax.Array],
     placements: Sequence[Placement],
     step: UpdateStep,

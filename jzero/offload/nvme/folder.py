@@ -11,7 +11,6 @@ import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -129,8 +128,8 @@ class Folder:
 
     def _settle(self, generation: int, step: int, rest: Rest) -> None:
         contents, named = io.BytesIO(), {f"rest/{name}": data for name, data in rest().items()}
-        arrays: dict[str, Any] = {"step": np.int64(step), "layout": np.array(self._layout), **named}
-        np.savez(contents, **arrays)
+        arrays: dict[str, np.ndarray | np.int64] = {"step": np.int64(step), "layout": np.array(self._layout), **named}
+        np.savez(contents, **arrays)  # pyright: ignore[reportArgumentType]: no array is named `allow_pickle`
         unfinished = self.path / f"generation-{generation}.part"
         try:
             self._files[generation].sync()

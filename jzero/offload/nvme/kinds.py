@@ -3,15 +3,17 @@
 The update runs on the host, where its state is: only gradients and new parameters in the compute dtype pass over PCIe.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from jax.typing import DTypeLike
 
+from jzero.base.types import Device
 from jzero.errors import ConfigError
+from jzero.jaxpr import Subprogram
 from jzero.jaxpr.elementwise import run_on_pieces
 from jzero.offload.host.update import Leaf, Plan
 
@@ -29,7 +31,7 @@ class Kind:
         casts: dtypes through which the parameter goes to the one that computes.
     """
 
-    program: Any
+    program: Subprogram
     reads: tuple[int | None, ...]
     scalars: tuple[int, ...]
     grads: np.dtype
@@ -41,12 +43,14 @@ class Kind:
         """The dtype in which the parameter goes to the devices."""
         return self.casts[-1] if self.casts else self.dtypes[-1]
 
-    def arrives(self, grad_dtype: Any) -> np.dtype:
+    def arrives(self, grad_dtype: DTypeLike) -> np.dtype:
         """The dtype in which a gradient comes, where real ones come as `grad_dtype`."""
         return self.grads if np.issubdtype(self.grads, np.complexfloating) else np.dtype(grad_dtype)
 
 
-def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any]]) -> tuple[list[Kind], list[int]]:
+def sort_kinds(
+    plan: Plan, operands: Sequence[jax.ShapeDtypeStruct], casts: Sequence[Sequence[DTypeLike]]
+) -> tuple[list[Kind], list[int]]:
     """Finds the kinds of a plan's parameters.
 
     Args:
@@ -60,8 +64,8 @@ def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any
     Raises:
         ConfigError: an update that is not elementwise.
     """
-    kinds: dict[Any, Kind] = {}
-    members: list[Any] = []
+    kinds: dict[tuple[Hashable, ...], Kind] = {}
+    members: list[tuple[Hashable, ...]] = []
     for leaf, cast in zip(plan.leaves, casts, strict=True):
         if not leaf.in_pieces:
             raise ConfigError(
@@ -73,7 +77,7 @@ def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any
         reads = tuple(leaf.inputs.index(i) if i in leaf.inputs else None for i in leaf.reads)
         scalars = tuple(i for i in leaf.reads if i not in leaf.inputs)
         grads = np.dtype(operands[leaf.inputs[0]].dtype)
-        kind = Kind(leaf.program, reads, scalars, grads, dtypes, tuple(map(np.dtype, cast)))
+        kind = Kind(leaf.program, reads, scalars, grads, dtypes, tuple(np.dtype(dtype) for dtype in cast))
         key = (_text(leaf, operands), *vars(replace(kind, program=None)).values())
         kinds.setdefault(key, kind)
         members.append(key)
@@ -81,7 +85,7 @@ def sort_kinds(plan: Plan, operands: Sequence[Any], casts: Sequence[Sequence[Any
     return list(kinds.values()), [order.index(key) for key in members]
 
 
-def _text(leaf: Leaf, operands: Sequence[Any]) -> str:
+def _text(leaf: Leaf, operands: Sequence[jax.ShapeDtypeStruct]) -> str:
     """The program as it reads for pieces, constants included; the same for parameters of different shapes."""
     length = 8
     abstract = [
@@ -92,7 +96,9 @@ def _text(leaf: Leaf, operands: Sequence[Any]) -> str:
     return f"{traced} {[np.asarray(const).tolist() for const in traced.consts]}"
 
 
-def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any], *, divides: bool) -> Callable:
+def compile_update(
+    kind: Kind, size: int, grad_dtype: DTypeLike, scalars: Sequence[jax.ShapeDtypeStruct], *, divides: bool
+) -> Callable:
     """Compiles the update of a stretch of parameters for the host.
 
     Args:
@@ -107,7 +113,9 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
         on vectors; the gradient is divided by `divisor`, f32[] or None, before the optimizer sees it.
     """
 
-    def update(grad: jax.Array, olds: list[jax.Array], scalars: list[jax.Array], divisor: jax.Array | None) -> Any:
+    def update(
+        grad: jax.Array, olds: list[jax.Array], scalars: list[jax.Array], divisor: jax.Array | None
+    ) -> tuple[list[jax.Array], jax.Array]:
         grad = grad.astype(kind.grads)
         grad = grad if divisor is None else grad / divisor.astype(kind.grads)
         own, others = [grad, *olds], iter(scalars)
@@ -126,7 +134,7 @@ def compile_update(kind: Kind, size: int, grad_dtype: Any, scalars: Sequence[Any
     return jax.jit(update).lower(grad, olds, abstract, divisor).compile()
 
 
-def host_device() -> Any:
+def host_device() -> Device:
     """The device that JAX makes of this process's CPU cores.
 
     Raises:

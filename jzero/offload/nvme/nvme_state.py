@@ -7,13 +7,13 @@ The fp32 parameters and moments of the others are in files, each process's own.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jzero.base.types import Batch, Params, PyTree
+from jzero.base.types import Batch, Device, Params, PyTree
 from jzero.base.units import format_bytes
 from jzero.config.schema.sections import Aio
 from jzero.config.schema.zero import OffloadOptimizer
@@ -138,14 +138,14 @@ class NvmeState:
         if not deferred.finite:
             leaves = self._partition.treedef.flatten_up_to(state)
             return self._partition.fill(after, {ids[-1]: leaves[ids[-1]] for ids in self._partition.arrays}), metrics
-        left: dict[int, dict[Any, jax.Array]] = {
+        left: dict[int, dict[Device, jax.Array]] = {
             leaf: {shard.device: shard.data for shard in grad.addressable_shards}
             for leaf, grad in enumerate(deferred.grads)
         }
         scalars = {i: np.asarray(x) for i, x in deferred.scalars.items()}
         divisor = None if deferred.divisor is None else np.asarray(deferred.divisor)
         del deferred  # each gradient goes when it has been used
-        parts: list[dict[Any, jax.Array]] = [{} for _ in left]
+        parts: list[dict[Device, jax.Array]] = [{} for _ in left]
 
         def gradient(number: int) -> np.ndarray:
             leaf, devices = self._pieces.all[number]
@@ -178,7 +178,7 @@ class NvmeState:
             read = self._store.read(self._pieces.of(leaves))
             for leaf in leaves:
                 for array, number in enumerate(self._partition.arrays[leaf]):
-                    parts: dict[Any, jax.Array] = {}
+                    parts: dict[Device, jax.Array] = {}
                     for piece in self._pieces.of([leaf]):
                         parts |= self._pieces.put(piece, read[piece, array], PINNED_HOST)
                     values[number] = self._pieces.join(leaf, parts)
@@ -231,7 +231,7 @@ class NvmeState:
 
     def _on_devices(self, state: PyTree) -> PyTree:
         """A state without moments in files, and with computing parameters that are made from the files."""
-        parts: list[dict[Any, jax.Array]] = [{} for _ in self._partition.arrays]
+        parts: list[dict[Device, jax.Array]] = [{} for _ in self._partition.arrays]
         for leaves in self._chunks():
             read = self._store.read(self._pieces.of(leaves))
             for piece in self._pieces.of(leaves):
@@ -243,7 +243,7 @@ class NvmeState:
         moments = {i: None for ids in self._partition.arrays for i in ids[:-1]}
         return self._partition.fill(state, moments | self._params(parts))
 
-    def _params(self, parts: Sequence[Mapping[Any, jax.Array]]) -> dict[int, jax.Array]:
+    def _params(self, parts: Sequence[Mapping[Device, jax.Array]]) -> dict[int, jax.Array]:
         joined = [self._pieces.join(leaf, shards) for leaf, shards in enumerate(parts)]
         return {ids[-1]: param for ids, param in zip(self._partition.arrays, joined, strict=True)}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jzero.base.types import Casts, Mask, PyTree
 from jzero.offload.host.update import Plan
@@ -27,7 +28,7 @@ class StatePartition:
 
     names: tuple[str, ...]
     placements: tuple[Placement, ...]
-    casts: tuple[tuple[Any, ...], ...]
+    casts: tuple[tuple[np.dtype, ...], ...]
     arrays: tuple[tuple[int, ...], ...]
     treedef: Any
 
@@ -56,7 +57,7 @@ class StatePartition:
         """What neither is in files nor made from them."""
         return self.fill(state, {i: None for arrays in self.arrays for i in arrays})
 
-    def fill(self, state: PyTree, values: Mapping[int, Any]) -> PyTree:
+    def fill(self, state: PyTree, values: Mapping[int, PyTree]) -> PyTree:
         """A state with other values for some of its leaves, present or not."""
         leaves = self.treedef.flatten_up_to(state)
         return self.treedef.unflatten([values.get(i, x) for i, x in enumerate(leaves)])

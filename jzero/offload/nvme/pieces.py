@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jzero.base.types import Device
 from jzero.sharding.placement import Placement
 
 
@@ -20,7 +21,7 @@ class Piece(NamedTuple):
     """
 
     leaf: int
-    devices: tuple[Any, ...]
+    devices: tuple[Device, ...]
 
 
 class Pieces:
@@ -61,7 +62,7 @@ class Pieces:
         shards = {shard.device: shard.data for shard in array.addressable_shards}
         return {i: np.asarray(shards[self.all[i].devices[0]]).reshape(-1) for i in self._numbers[leaf]}
 
-    def put(self, number: int, values: np.ndarray, memory_kind: str | None = None) -> dict[Any, jax.Array]:
+    def put(self, number: int, values: np.ndarray, memory_kind: str | None = None) -> dict[Device, jax.Array]:
         """Brings a flat piece to its devices, into one of their memories."""
         leaf = self.all[number].leaf
         shaped = values.reshape(self.shardings[leaf].shard_shape(self._shapes[leaf]))
@@ -70,9 +71,9 @@ class Pieces:
             for device in self.all[number].devices
         }
 
-    def join(self, leaf: int, parts: Mapping[Any, jax.Array]) -> jax.Array:
+    def join(self, leaf: int, parts: Mapping[Device, jax.Array]) -> jax.Array:
         """The array of the pieces that `put` brought to all devices of this process."""
-        kind: Any = next(iter(parts.values())).sharding.memory_kind
+        kind = cast(str, next(iter(parts.values())).sharding.memory_kind)
         sharding = self.shardings[leaf].with_memory_kind(kind)
         return jax.make_array_from_single_device_arrays(self._shapes[leaf], sharding, list(parts.values()))
 
@@ -95,9 +96,9 @@ class Pieces:
         return chunks
 
 
-def _holders(shape: tuple[int, ...], sharding: Any) -> list[tuple[Any, ...]]:
+def _holders(shape: tuple[int, ...], sharding: NamedSharding) -> list[tuple[Device, ...]]:
     """The devices of each shard in this process, in the order of the shards."""
-    holders: dict[tuple[int, ...], list[Any]] = {}
+    holders: dict[tuple[int, ...], list[Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
-        holders.setdefault(tuple(part.start or 0 for part in index), []).append(device)
+        holders.setdefault(tuple(part.start or 0 for part in index or ()), []).append(device)
     return [tuple(holders[start]) for start in sorted(holders)]

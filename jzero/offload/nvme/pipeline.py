@@ -8,10 +8,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Buffer = TypeVar("Buffer")
 
 
-def run_stations(items: Iterable[Any], buffers: Sequence[Any], stations: Sequence[Callable[[Any, Any], None]]) -> None:
+def run_stations(
+    items: Iterable[Item], buffers: Sequence[Buffer], stations: Sequence[Callable[[Item, Buffer], None]]
+) -> None:
     """Takes each item through all stations, in a buffer that it keeps until it is through.
 
     Args:
@@ -28,13 +33,13 @@ def run_stations(items: Iterable[Any], buffers: Sequence[Any], stations: Sequenc
         >>> sorted(done)
         [1, 2]
     """
-    free: queue.SimpleQueue = queue.SimpleQueue()
+    free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
     for buffer in buffers:
         free.put(buffer)
     locked = [(threading.Lock(), station) for station in stations]
     failed = threading.Event()
 
-    def pass_through(item: Any) -> None:
+    def pass_through(item: Item) -> None:
         buffer = free.get()
         try:
             for lock, station in locked:

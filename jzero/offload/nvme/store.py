@@ -3,16 +3,17 @@
 "In place" is what a user sees: a step reads one generation of the files and writes the other (see `folder`).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from jzero.offload.nvme.disk import Disk, aligned_memory
 from jzero.offload.nvme.folder import Folder, Rest
-from jzero.offload.nvme.groups import Group, Shard, cut
+from jzero.offload.nvme.groups import Group, Segment, Shard, cut
 from jzero.offload.nvme.kinds import Kind, compile_update, host_device
 from jzero.offload.nvme.pipeline import run_stations
 
@@ -44,10 +45,19 @@ def lay_out(shards: Sequence[Shard], kinds: Sequence[Kind], group_elements: int)
     return Layout(tuple(shards), tuple(kinds), tuple(cut(shards, [kind.dtypes for kind in kinds], group_elements)))
 
 
+class _Place(NamedTuple):
+    """A stretch of one array of a group: where in the group, of which shard, the number of the array and its dtype."""
+
+    here: slice
+    segment: Segment
+    array: int
+    dtype: np.dtype
+
+
 class _Buffer:
     """Memory for one group under way: its state as it lies in the file, and its gradients."""
 
-    def __init__(self, layout: Layout, grad_dtype: Any):
+    def __init__(self, layout: Layout, grad_dtype: DTypeLike):
         self._arrives = [kind.arrives(grad_dtype) for kind in layout.kinds]
         self.state = aligned_memory(max((group.n_bytes for group in layout.groups), default=0))
         self._grads = aligned_memory(max((self._grads_bytes(group) for group in layout.groups), default=0))
@@ -79,9 +89,9 @@ class Store:
         folder: Folder,
         disk: Disk,
         n_buffers: int,
-        scalars: Mapping[int, Any],
+        scalars: Mapping[int, jax.ShapeDtypeStruct],
         *,
-        grad_dtype: Any,
+        grad_dtype: DTypeLike,
         divides: bool,
     ):
         self.layout, self.folder = layout, folder
@@ -203,12 +213,12 @@ class Store:
     def _groups_of(self, numbers: Collection[int]) -> list[Group]:
         return [g for g in self.layout.groups if any(segment.shard in numbers for segment in g.segments)]
 
-    def _places(self, group: Group, numbers: Collection[int]) -> Any:
-        """Where the arrays of shards lie in a group: (slice, segment, number of the array, its dtype)."""
+    def _places(self, group: Group, numbers: Collection[int]) -> Iterator[_Place]:
+        """Where the arrays of shards lie in a group."""
         filled = 0
         for segment in group.segments:
             n = segment.stop - segment.start
             if segment.shard in numbers:
                 for array, dtype in enumerate(self.layout.kinds[group.kind].dtypes):
-                    yield slice(filled, filled + n), segment, array, dtype
+                    yield _Place(slice(filled, filled + n), segment, array, dtype)
             filled += n

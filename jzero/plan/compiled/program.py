@@ -7,7 +7,7 @@ loop by loop. Tests, benchmarks and the planner assert on it.
 
 import dataclasses
 import json
-from typing import Any
+from typing import Protocol, cast
 
 import jax
 from jax.sharding import Mesh
@@ -157,7 +157,21 @@ class Program:
         return gpu if isinstance(gpu, GpuFigures) else gpu_figures(gpu or self.device_kind)
 
 
-def _peak(stats: Any) -> int:
+class _MemoryStats(Protocol):
+    """What XLA says of a program's memory, in bytes of one device; `jax.stages.Compiled` gives it without a type."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    peak_memory_in_bytes: int
+    host_argument_size_in_bytes: int
+    host_output_size_in_bytes: int
+    host_alias_size_in_bytes: int
+    host_temp_size_in_bytes: int
+
+
+def _peak(stats: _MemoryStats) -> int:
     if not stats.host_argument_size_in_bytes:
         return stats.peak_memory_in_bytes
     returned = stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -182,7 +196,7 @@ def read_program(compiled: jax.stages.Compiled, mesh: Mesh | None = None) -> Pro
         ((), 16)
     """
     text = compiled.as_text()
-    stats: Any = compiled.memory_analysis()
+    stats = cast(_MemoryStats, compiled.memory_analysis())
     memory = Memory(
         argument=stats.argument_size_in_bytes,
         output=stats.output_size_in_bytes,

@@ -15,6 +15,7 @@ import numpy as np
 from jzero.jaxpr import Equation, Program, called_program, interpret, name_of, subprogram
 from jzero.jaxpr.params import params_text, recomputes_behind_barrier
 from jzero.jaxpr.primitives import BARRIER, INLINED, NEVER_MERGED, OF_ONE_LITERAL
+from jzero.jaxpr.program import ShapedArray
 
 
 @dataclass(eq=False)
@@ -32,7 +33,7 @@ class Value:
     shape: str
     n_bytes: int
     on_host: bool = False
-    literal: Any = None
+    literal: bool | int | float | complex | None = None
     users: int = 0
 
 
@@ -85,8 +86,8 @@ def flatten(program: Program) -> tuple[list[Value], list[Op], list[Value]]:
 class _Flattener:
     def __init__(self):
         self.ops: list[Op] = []
-        self.literals: dict[Any, Value] = {}
-        self.made: dict[Any, list[Value]] = {}
+        self.literals: dict[tuple[str, bytes], Value] = {}
+        self.made: dict[tuple[str, tuple[int, ...], str], list[Value]] = {}
         self.params: dict[int, str] = {}
 
     def walk(self, program: Program, inputs: list[Value]) -> list[Value]:
@@ -117,7 +118,7 @@ class _Flattener:
         self.ops.append(Op(name, ins, outs, eqn))
         return outs
 
-    def _literal(self, aval: Any, number: Any) -> Value:
+    def _literal(self, aval: ShapedArray, number: bool | int | float | complex) -> Value:
         value = value_of(aval)
         value.literal = number
         return self.literals.setdefault((value.shape, np.asarray(number).astype(aval.dtype).tobytes()), value)

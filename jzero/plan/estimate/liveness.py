@@ -9,7 +9,7 @@ of compiled programs; `tests/plan/estimate/test_closed_form.py` holds them to wh
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,8 +133,8 @@ class _Simulation:
         self.gradients: set[_Buffer] = set()
         self.pipelined: dict[int, int] = {}  # scatters whose results nothing holds back, and what each carries over
         self.hoisted: dict[int, tuple[str, int, bool]] = {}
-        self.constants: dict[Any, _Buffer] = {}
-        self.stacks: dict[Any, int] = {}
+        self.constants: dict[tuple[str, int], _Buffer] = {}
+        self.stacks: dict[str, int] = {}
 
     def run(self) -> _Loop:
         for now, op in enumerate(self.ops):

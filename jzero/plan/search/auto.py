@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jzero.base.types import Batch, Json, LossFn, Mask
+from jzero.base.types import Batch, Device, Json, LossFn, Mask
 from jzero.config import Config, TrainingArguments
 from jzero.config.resolve.auto import STAGE
 from jzero.config.resolve.batch import NAMES
@@ -189,7 +189,7 @@ def _here(mesh: Mesh | None, names: str) -> _Here:
     return _Here(gpu, n_devices, math.gcd(n_devices, on_this_host), available=available)
 
 
-def _available(devices: Sequence[Any]) -> int | None:
+def _available(devices: Sequence[Device]) -> int | None:
     """Bytes that a program can have on each device: of simulated ones, their share of the host's free memory."""
     if devices[0].platform == "cpu":
         free = free_memory()

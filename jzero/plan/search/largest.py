@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from jzero import models
 from jzero.base.types import Json
@@ -22,7 +22,7 @@ from jzero.plan.search.planner import Compile
 from jzero.plan.search.recommendation import cost
 from jzero.plan.search.row import Row
 from jzero.plan.search.setting import Setting, settings
-from jzero.plan.search.workload import RunOptions, Workload, workload_of
+from jzero.plan.search.workload import ClusterOptions, RunOptions, Workload, workload_of
 
 PRECISION = 64
 """A search ends where the next size, or one larger by one part of so many, does not fit."""
@@ -115,7 +115,7 @@ def largest_model(
     stages: Iterable[int] = (0, 1, 2, 3),
     compiled: Compile | None = None,
     report: Callable[[str], None] = lambda _: None,
-    **cluster: Any,
+    **cluster: Unpack[ClusterOptions],
 ) -> tuple[Largest, ...]:
     """The largest model of a family that fits, for each stage and what it can offload, at the batch size given.
 

@@ -26,7 +26,16 @@ from jzero.zero.shapes import Trainable
 _CLUSTER = {"gpu": "h100-80g", "n_gpus": 8, "gpus_per_node": 8, "network": "", "host_memory": None}
 
 
-class RunOptions(TypedDict):
+class ClusterOptions(TypedDict):
+    """What `RunOptions` says of a cluster beside the number of GPUs."""
+
+    gpu: NotRequired[str]
+    gpus_per_node: NotRequired[int]
+    network: NotRequired[str]
+    host_memory: NotRequired[int | None]
+
+
+class RunOptions(ClusterOptions):
     """A run on a cluster, by keyword: what `jzero.plan.plan` and `jzero.plan.max_batch` take.
 
     Attributes:
@@ -52,11 +61,7 @@ class RunOptions(TypedDict):
     loss_fn: LossFn
     config: Source
     sample_batch: Batch
-    gpu: NotRequired[str]
     n_gpus: NotRequired[int]
-    gpus_per_node: NotRequired[int]
-    network: NotRequired[str]
-    host_memory: NotRequired[int | None]
     rematerialised: NotRequired[object | None]
     optimizer: NotRequired[optax.GradientTransformation | None]
     trainable: NotRequired[Trainable | Mask | None]

@@ -116,7 +116,7 @@ def _split_vjp(
     passed, xs = jax.tree.map(lambda x: _shape(x, x.shape[1:]), (inputs.passed, inputs.xs))
     at_hand = inputs._replace(passed=passed, xs=xs, consts=[_shape(x, x.shape) for x in inputs.consts])
     operands = Operands(
-        full=[*(f.shape for f in body.gather_keys), *jax.tree.leaves(at_hand)],
+        full=[*(key.shape for key in body.gather_keys), *jax.tree.leaves(at_hand)],
         trainable=[*body.trainable, *jax.tree.leaves(inputs_move)],
         others=[_shape(x, x.shape) for x in carry],
         moving=moving,
@@ -175,7 +175,7 @@ class _Backward:
     late: list[int]
 
     @property
-    def n_forms(self) -> int:
+    def n_gathered(self) -> int:
         return len(self.body.gather_keys)
 
     @property
@@ -186,7 +186,9 @@ class _Backward:
     def start(self, grads_carry: dict[int, jax.Array]) -> _State:
         """What the first iteration gets, that of the last layer."""
         gather_keys, leaves = self.body.gather_keys, jax.tree.leaves(self.inputs)
-        moving_consts = [k - self.n_forms for k in self.split_vjp.moving_full if k >= self.n_forms + self.n_sliced]
+        moving_consts = [
+            k - self.n_gathered for k in self.split_vjp.moving_full if k >= self.n_gathered + self.n_sliced
+        ]
         # The barrier, or the compiler would gather the first layer of this loop as early as it likes.
         last = 0 if self.body.reverse else self.body.length - 1
         start, grads_carry = barrier((jnp.int32(last), grads_carry))
@@ -195,19 +197,19 @@ class _Backward:
             grads_carry,
             {k: jnp.zeros_like(leaves[k]) for k in moving_consts},
             _gathered(self.body, self.stacks, start),
-            [jnp.zeros(f.shape.shape, f.shape.dtype) for f in late],
-            [jnp.zeros((self.body.length, *f.placement.shard_shape), f.dtype) for f in late],
+            [jnp.zeros(key.shape.shape, key.shape.dtype) for key in late],
+            [jnp.zeros((self.body.length, *key.placement.shard_shape), key.dtype) for key in late],
         )
 
     def scatter_late(self, stacked: list[jax.Array], waiting: list[jax.Array], i: Layer) -> list[jax.Array]:
         """Scatters the gradients of layer `i` that have waited."""
         keys = [self.body.gather_keys[k] for k in self.late]
-        scattered = [f.scattered(grad, self.grad_reduce, "scan") for f, grad in zip(keys, waiting, strict=True)]
+        scattered = [key.scattered(grad, self.grad_reduce, "scan") for key, grad in zip(keys, waiting, strict=True)]
         return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
 
     def iteration(self, state: _State, x: PyTree) -> tuple[_State, PyTree]:
         """One layer: its gradients of what is gathered, and of what is sliced, go out."""
-        body, split_vjp, n_forms = self.body, self.split_vjp, self.n_forms
+        body, split_vjp, n_gathered = self.body, self.split_vjp, self.n_gathered
         grads_carry, grads_consts, here, waiting, stacked = state
         i, (passed, xs, kept, grads_ys) = x
         following = _gathered(body, self.stacks, body.layer(i, -1))
@@ -219,14 +221,14 @@ class _Backward:
         moved, moved_carry = split_vjp.backward(full, kept, cotangents)
         grads = dict(zip(split_vjp.moving_full, moved, strict=True))
         waiting = [grads.pop(k) for k in self.late]
-        own = {k: g for k, g in grads.items() if k < n_forms}
+        own = {k: g for k, g in grads.items() if k < n_gathered}
         scattered, sent = _scattered(body, own, sent, self.grad_reduce)
         # Or the scheduler would put the product of the waiting gradient behind the last scatter, and nothing beside it.
         scattered, waiting = barrier((scattered, waiting))
-        hosted = {f.leaf for f in body.gather_keys if f.on_host}
+        hosted = {key.leaf for key in body.gather_keys if key.on_host}
         scattered = {leaf: to_host(g) if leaf in hosted else g for leaf, g in scattered.items()}
-        sliced = {k - n_forms: g for k, g in grads.items() if n_forms <= k < n_forms + self.n_sliced}
-        grads_consts = {k: total + grads[n_forms + k] for k, total in grads_consts.items()}
+        sliced = {k - n_gathered: g for k, g in grads.items() if n_gathered <= k < n_gathered + self.n_sliced}
+        grads_consts = {k: total + grads[n_gathered + k] for k, total in grads_consts.items()}
         grads_carry = dict(zip(split_vjp.moving_others, moved_carry, strict=True))
         return _State(grads_carry, grads_consts, sent[0], waiting, sent[1]), (scattered, sliced)
 
@@ -269,10 +271,10 @@ def _late(body: Body, split_vjp: SplitVJP) -> list[int]:
     scattered, the products of these run. One matrix alone might not do: the compiler makes one product of those with
     one input (queries, keys, values).
     """
-    matrices, sizes = _matrices(body), [f.shape.size for f in body.gather_keys]
+    matrices, sizes = _matrices(body), [key.shape.size for key in body.gather_keys]
     before = itertools.accumulate((sizes[i] for i in matrices), initial=0)
     first = [i for i, size in zip(matrices, before, strict=False) if size * 8 < sum(sizes)]
-    leaves = [f.leaf for f in body.gather_keys]
+    leaves = [key.leaf for key in body.gather_keys]
     return [
         i
         for i in first
@@ -300,12 +302,12 @@ def _scattered(
 
 def _matrices(body: Body) -> list[int]:
     """The numbers of the gather keys that are no vectors."""
-    return [i for i, f in enumerate(body.gather_keys) if len(f.placement.shape) > 1]
+    return [i for i, key in enumerate(body.gather_keys) if len(key.placement.shape) > 1]
 
 
 def _gathered(body: Body, stacks: dict[int, ParamShards], i: Layer) -> list[jax.Array]:
     """What travels of one layer."""
-    return [f.gathered(_parts(f, stacks, i), "scan") for f in body.gather_keys if not f.in_advance]
+    return [key.gathered(_parts(key, stacks, i), "scan") for key in body.gather_keys if not key.in_advance]
 
 
 def _full(
@@ -313,7 +315,7 @@ def _full(
 ) -> list[jax.Array]:
     """The first operand of `Body.compute`."""
     values = iter(gathered)
-    full = [f.gathered(_parts(f, stacks, i)) if f.in_advance else next(values) for f in body.gather_keys]
+    full = [key.gathered(_parts(key, stacks, i)) if key.in_advance else next(values) for key in body.gather_keys]
     return [*full, *jax.tree.leaves(inputs)]
 
 

@@ -89,13 +89,14 @@ class Inside:
             full, parts = dict(zip(gather_keys, full, strict=True)), dict(zip(passed, parts, strict=True))
             return _evaluate(eqn, operands, full, parts, data, self.rules)
 
-        key = _computation(eqn, operands, passed)
-        if key not in self.regions:
+        computation = _computation(eqn, operands, passed)
+        if computation not in self.regions:
             region = remat_of(eqn)
             policy = never_gathered(region.policy)
-            self.regions[key] = jax.checkpoint(body, policy=policy, prevent_cse=region.prevent_cse)
+            self.regions[computation] = jax.checkpoint(body, policy=policy, prevent_cse=region.prevent_cse)
         data = [x for x in operands if not isinstance(x, DeferredParam)]
-        return self.regions[key]([self.full[f] for f in gather_keys], [self.arrays[leaf] for leaf in passed], data)
+        full = [self.full[key] for key in gather_keys]
+        return self.regions[computation](full, [self.arrays[leaf] for leaf in passed], data)
 
     def loop(self, eqn: Equation, operands: list[Operand], stacked: Mapping[int, DeferredParam]) -> list[jax.Array]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
@@ -173,12 +174,12 @@ def _pipelined(
         compute,
         lambda inputs, carry: walk(program, operands(inputs, carry), _Needs()),
         gather_keys,
-        [deferred_params[f.leaf].trainable for f in gather_keys],
+        [deferred_params[key.leaf].trainable for key in gather_keys],
         scan.length,
         scan.reverse,
         scan.unroll,
     )
-    stacks = {f.leaf: arrays[f.leaf] for f in gather_keys}
+    stacks = {key.leaf: arrays[key.leaf] for key in gather_keys}
     return pipelined_scan(
         body, stacks, inputs, cast(list[jax.Array], list(values[n_consts : n_consts + n_carry])), rules.grad_reduce
     )
@@ -222,7 +223,7 @@ def _split_vjp(
     """The computation of a unit: of what it gathers, of the arrays that are passed to it, and of data."""
     is_region = is_remat(eqn)
     deferred_params = [x for x in operands if isinstance(x, DeferredParam)]
-    trainable = tuple(any(x.trainable for x in deferred_params if x.leaf == f.leaf) for f in gather_keys)
+    trainable = tuple(any(x.trainable for x in deferred_params if x.leaf == key.leaf) for key in gather_keys)
     parts = {leaf: _part_shapes(next(x for x in deferred_params if x.leaf == leaf)) for leaf in passed}
     passed_leaves, passed_tree = jax.tree.flatten(parts)
     data = [(v.aval, x is True) for v, x in zip(eqn.invars, operands, strict=True) if not isinstance(x, DeferredParam)]
@@ -234,7 +235,7 @@ def _split_vjp(
             eqn, operands, dict(zip(gather_keys, full, strict=True)), parts, others[len(passed_leaves) :], rules
         )
 
-    shapes, others = [f.shape for f in gather_keys], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
+    shapes, others = [key.shape for key in gather_keys], [*passed_leaves, *[_shape(aval) for aval, _ in data]]
     moving = [
         any(x.trainable for x in deferred_params if x.leaf == leaf)
         for leaf in passed

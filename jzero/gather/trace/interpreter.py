@@ -129,7 +129,7 @@ def _shared(plan: "_Plan", operands: Sequence[Operand]) -> set[int]:
     """The parameters on the host that several units use."""
     on_host = {x.leaf for x in operands if isinstance(x, DeferredParam) and x.on_host}
     units = [step for step in plan.steps if isinstance(step, Unit)]
-    uses = Counter(leaf for unit in units for leaf in {*(f.leaf for f in unit.gather_keys), *unit.passed})
+    uses = Counter(leaf for unit in units for leaf in {*(key.leaf for key in unit.gather_keys), *unit.passed})
     return {leaf for leaf in on_host if uses[leaf] > 1}
 
 

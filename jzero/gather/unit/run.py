@@ -89,12 +89,12 @@ class _UnitRun:
     @property
     def wanted_back(self) -> list[Link]:
         """What it gets from later units in the backward pass."""
-        return [(f, producer, self.number) for f, producer in self.schedule.back.receive]
+        return [(key, producer, self.number) for key, producer in self.schedule.back.receive]
 
     @property
     def given_back(self) -> list[Link]:
         """What it hands on to earlier units in the backward pass."""
-        return [(f, self.number, receiver) for f, receiver in self.schedule.back.send]
+        return [(key, self.number, receiver) for key, receiver in self.schedule.back.send]
 
     @property
     def n_passed(self) -> int:
@@ -108,7 +108,7 @@ class _UnitRun:
     def at_hand(self, shards: Forward | Residuals) -> tuple[dict[int, ParamShards], dict[DeferredParam, jax.Array]]:
         """The arrays of each leaf, and what was gathered in advance."""
         parts = dict(zip([*self.own, *self.prefetched], [*shards.own, *shards.prefetched], strict=True))
-        return parts, {f: f.gathered(parts[f.leaf]) for f in self.unit.gather_keys if f.in_advance}
+        return parts, {key: key.gathered(parts[key.leaf]) for key in self.unit.gather_keys if key.in_advance}
 
     def forward(self, given: Forward) -> tuple[Results, Residuals]:
         """(results, what it hands on, places for what comes back), and what it keeps."""
@@ -116,20 +116,20 @@ class _UnitRun:
         parts, in_advance = self.at_hand(given)
         others, received = [*jax.tree.leaves(given.passed), *given.data], given.received
         # What has arrived is tied too: gathers for later units then cannot overtake or be merged with it.
-        (others, received), gathering = _tie((others, received), [parts[f.leaf] for f in ahead.gather], self.tied)
-        gathered = {f: f.gathered(p, self.uses[f]) for f, p in zip(ahead.gather, gathering, strict=True)}
+        (others, received), gathering = _tie((others, received), [parts[key.leaf] for key in ahead.gather], self.tied)
+        gathered = {key: key.gathered(p, self.uses[key]) for key, p in zip(ahead.gather, gathering, strict=True)}
         gathered |= in_advance
-        gathered |= dict(zip([f for f, _ in ahead.receive], received, strict=True))
-        outs, kept = unit.split_vjp.forward([gathered[f] for f in unit.gather_keys], others)
+        gathered |= dict(zip([key for key, _ in ahead.receive], received, strict=True))
+        outs, kept = unit.split_vjp.forward([gathered[key] for key in unit.gather_keys], others)
         if self.on_host:
             # Or the compiler would put the copy off until the backward pass and hold the value on the device meanwhile.
             # A loop copies in every iteration anyway, and XLA has no barrier for what it stacks in host memory.
             away = [to_host(kept[i]) for i in self.on_host]
             outs, away = barrier((outs, away)) if self.tied else (outs, away)
             kept = _replaced(kept, self.on_host, away)
-        sent = [gathered[f] for f, _ in ahead.send]
-        placeholders = [jnp.zeros(f.shape.shape, f.shape.dtype) for f, *_ in self.wanted_back]
-        kept_full = [gathered[f] for f in _kept(unit, self.schedule)]
+        sent = [gathered[key] for key, _ in ahead.send]
+        placeholders = [jnp.zeros(key.shape.shape, key.shape.dtype) for key, *_ in self.wanted_back]
+        kept_full = [gathered[key] for key in _kept(unit, self.schedule)]
         return (outs, sent, placeholders), Residuals(given.own, given.prefetched, kept, kept_full)
 
     def backward(self, residuals: Residuals, cotangents: "Results") -> tuple[PyTree, ...]:
@@ -151,7 +151,7 @@ class _UnitRun:
         elif self.tied:
             grads_own = barrier(grads_own)
         # Behind the barrier: in front of it, the compiler would not see that a loop collects them on the host.
-        hosted = {f.leaf for f in self.unit.gather_keys if f.on_host}
+        hosted = {key.leaf for key in self.unit.gather_keys if key.on_host}
         by_leaf = zip(self.own, grads_own, strict=True)
         return (
             [jax.tree.map(to_host, g) if leaf in hosted else g for leaf, g in by_leaf],
@@ -159,7 +159,7 @@ class _UnitRun:
             self.passed_tree.unflatten(grads_others[: self.n_passed]),
             grads_others[self.n_passed :],
             None,
-            [gathered[f] for f, *_ in self.given_back],
+            [gathered[key] for key, *_ in self.given_back],
         )
 
     def _gathered_again(
@@ -170,17 +170,18 @@ class _UnitRun:
         parts, gathered = self.at_hand(residuals)
         gathered |= dict(zip(_kept(unit, self.schedule), residuals.kept_full, strict=True))
         gathered |= {
-            f: cast(jax.Array, x) for (f, *_), x in zip(self.wanted_back, came_back, strict=True) if not is_zero(x)
+            key: cast(jax.Array, x) for (key, *_), x in zip(self.wanted_back, came_back, strict=True) if not is_zero(x)
         }
-        needed = [f for f, n in zip(unit.gather_keys, split_vjp.needs, strict=True) if n] + [f for f, _ in back.send]
-        gather = list(dict.fromkeys([*back.gather, *(f for f in needed if f not in gathered)]))
-        kept, waiting = residuals.kept, [parts[f.leaf] for f in gather]
+        needed = [key for key, n in zip(unit.gather_keys, split_vjp.needs, strict=True) if n]
+        needed += [key for key, _ in back.send]
+        gather = list(dict.fromkeys([*back.gather, *(key for key in needed if key not in gathered)]))
+        kept, waiting = residuals.kept, [parts[key.leaf] for key in gather]
         if self.tied and (waiting or split_vjp.recomputes):
             # Or the compiler would find what is gathered and computed here equal to the forward pass, and keep that.
             here = list(gathered.values())
             kept, grads_out, here, waiting = barrier((kept, grads_out, here, waiting))
             gathered = dict(zip(gathered, here, strict=True))
-        gathered |= {f: f.gathered(p, self.uses[f]) for f, p in zip(gather, waiting, strict=True)}
+        gathered |= {key: key.gathered(p, self.uses[key]) for key, p in zip(gather, waiting, strict=True)}
         return gathered, _replaced(kept, self.on_host, [to_device(kept[i]) for i in self.on_host]), grads_out
 
     def _pull(
@@ -193,7 +194,7 @@ class _UnitRun:
     ) -> None:
         """Computes gradients, scatters those of parameters, and puts all of them into the two lists."""
         unit, split_vjp = self.unit, self.unit.split_vjp
-        moved, moved_others = split_vjp.backward([gathered.get(f) for f in unit.gather_keys], kept, grads_out)
+        moved, moved_others = split_vjp.backward([gathered.get(key) for key in unit.gather_keys], kept, grads_out)
         if self.tied and split_vjp.recomputes:
             # The gradient of a bias is wanted at the end of the step only. The scheduler would compute it there and
             # keep what it is the sum of; so nothing leaves before it is there.
@@ -205,7 +206,7 @@ class _UnitRun:
 
     def _by_leaf(self, grads_full: Sequence[jax.Array | None]) -> list[ParamShards]:
         """The gradient of each parameter of its own, summed over the gather keys under which it was gathered."""
-        found = [(f.leaf, g) for f, g in zip(self.unit.gather_keys, grads_full, strict=True) if g is not None]
+        found = [(key.leaf, g) for key, g in zip(self.unit.gather_keys, grads_full, strict=True) if g is not None]
         return [ParamShards(_sum([g for of, g in found if of == leaf]), None) for leaf in self.own]
 
 
@@ -239,8 +240,8 @@ def run_unit(
         The results of its equation.
     """
     ahead, back, split_vjp = schedule.ahead, schedule.back, unit.split_vjp
-    own = sorted({f.leaf for f in unit.gather_keys})
-    prefetched = sorted({f.leaf for f in (*ahead.gather, *back.gather)} - set(own))
+    own = sorted({key.leaf for key in unit.gather_keys})
+    prefetched = sorted({key.leaf for key in (*ahead.gather, *back.gather)} - set(own))
     passed = {leaf: arrays[leaf] for leaf in unit.passed}
     tree = jax.tree.structure(passed)
     run = _UnitRun(unit, number, schedule, uses, grad_reduce, tied, own, prefetched, tree, len(data))
@@ -249,10 +250,10 @@ def run_unit(
         [arrays[leaf] for leaf in prefetched],
         passed,
         list(data),
-        [links[f, producer, number] for f, producer in ahead.receive],
+        [links[key, producer, number] for key, producer in ahead.receive],
         [links[link] for link in run.given_back],
     )
-    links |= {(f, number, to): x for (f, to), x in zip(ahead.send, sent, strict=True)}
+    links |= {(key, number, to): x for (key, to), x in zip(ahead.send, sent, strict=True)}
     links |= dict(zip(run.wanted_back, placeholders, strict=True))
     # Shards that it gathers for others would otherwise make its results look as if they carried a gradient.
     return outs if split_vjp.moving_full or split_vjp.moving_others else jax.lax.stop_gradient(outs)
@@ -283,7 +284,7 @@ def _replaced(values: Sequence[jax.Array], at: Sequence[int], by: Sequence[jax.A
 
 
 def _kept(unit: Unit, schedule: Schedule) -> list[DeferredParam]:
-    return [f for f in unit.gather_keys if f in schedule.kept]
+    return [key for key in unit.gather_keys if key in schedule.kept]
 
 
 def _tie(operands: Tree, shards: list[ParamShards], tied: bool) -> tuple[Tree, list[ParamShards]]:

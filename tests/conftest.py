@@ -1,7 +1,12 @@
-"""How well programs are compiled: most of them run for moments only."""
+"""How programs are compiled: most of them run for moments only, and those for absent GPUs never."""
+
+import os
+from pathlib import Path
 
 import jax
 import pytest
+
+from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS
 
 COMPILED_WELL = ("tests/parity/",)
 """Where programs run long enough for optimized code to pay."""
@@ -15,4 +20,16 @@ def optimized_code(request):
         yield
         jax.config.update("jax_disable_most_optimizations", True)
     else:
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_once():
+    """Assembles each GPU kernel once, whichever program it is in; all that tests read is the same."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    file = Path(__file__).parents[1] / ".pytest_cache" / f"kernels{worker}"
+    file.parent.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMPILE_ONLY_OPTIONS, "xla_gpu_kernel_cache_file", str(file))
+        patch.setitem(COMPILE_ONLY_OPTIONS, "xla_gpu_enable_llvm_module_compilation_parallelism", True)
         yield

@@ -24,7 +24,6 @@ def texts(notebook: Any) -> list[str]:
 def test_says_what_the_committed_one_says(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")  # a slow machine makes simulated devices complain
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiles faster
     committed = nbformat.read(path, as_version=4)
     fresh = copy.deepcopy(committed)
     NotebookClient(fresh, timeout=600, resources={"metadata": {"path": FOLDER}}).execute()

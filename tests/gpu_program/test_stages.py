@@ -21,9 +21,8 @@ EACH_FOR_ITSELF = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance"
 EMBEDDING = (SIZES["vocab_size"], SIZES["d_model"])  # tied: read by the lookup and by the logits
 
 
-@functools.cache
 def compiled(
-    stage: int, n_gpus: int, *, scan_layers: bool = True, n_micro: int = N_MICRO, alone: bool = False, **sizes: int
+    stage: int, n_gpus: int, *, scan_layers: bool = True, n_micro: int = N_MICRO, zero: dict | None = None, **sizes: int
 ):
     config = GPTConfig(**SIZES | sizes, scan_layers=scan_layers)
     rows = n_gpus * n_micro
@@ -33,13 +32,19 @@ def compiled(
         config={
             "train_batch_size": rows,
             "gradient_accumulation_steps": n_micro,
-            "zero_optimization": {"stage": stage, **(EACH_FOR_ITSELF if alone else {})},
+            "zero_optimization": {"stage": stage, **(zero or {})},
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         },
         sample_batch={"tokens": jax.ShapeDtypeStruct((rows, config.seq_len + 1), jnp.int32)},
         n_gpus=n_gpus,
     )
+
+
+@functools.cache
+def plain(stage: int, n_gpus: int):
+    """What several tests read."""
+    return compiled(stage, n_gpus)
 
 
 def block_leaves() -> dict[str, tuple[int, ...]]:
@@ -72,14 +77,14 @@ def n_gpus(request):
 
 
 def test_stage_0_sums_the_gradients_and_nothing_else(n_gpus):
-    program = compiled(0, n_gpus)
+    program = plain(0, n_gpus)
     assert program.total_bytes("all-reduce") == pytest.approx(4 * n_params(), rel=1e-3)
     assert_nothing_else(program, "all-reduce")
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_stages_1_and_2_gather_once_and_scatter_once(stage, n_gpus):
-    program = compiled(stage, n_gpus)
+    program = plain(stage, n_gpus)
     rounds = {1: 1, 2: N_MICRO}[stage]  # once per step; once per micro-batch
     assert {c.dtype for c in program.select(kind="all-gather", min_bytes=2**18)} == {"bf16"}
     assert program.total_bytes("all-gather") == pytest.approx(2 * n_params(), rel=1e-3)
@@ -104,7 +109,7 @@ def test_stage_2_holds_no_whole_gradients():
 
 @pytest.mark.parametrize("scan_layers", [True, False], ids=["scanned", "unrolled"])
 def test_stage_3_gathers_twice_and_scatters_once(scan_layers, n_gpus):
-    program = compiled(3, n_gpus, scan_layers=scan_layers, n_micro=1, alone=True)
+    program = compiled(3, n_gpus, scan_layers=scan_layers, n_micro=1, zero=EACH_FOR_ITSELF)
     gathers, scatters = times(program, "all-gather"), times(program, "reduce-scatter")
     # The last iteration of a pipeline gathers one layer that nobody reads; its first scatters a gradient of zeros.
     more = {"gathers": 1, "qkv": 1} if scan_layers else {"gathers": 0}
@@ -126,7 +131,7 @@ def test_stage_3_keeps_what_is_soon_used_again(n_gpus):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_all_state_is_donated(stage):
-    memory = compiled(stage, 8).memory
+    memory = plain(stage, 8).memory
     batch_bytes = N_MICRO * 4 * (SIZES["seq_len"] + 1)  # one row of int32 per GPU and micro-batch
     assert memory.alias == pytest.approx(memory.argument - batch_bytes, abs=64)
     if stage:

@@ -8,8 +8,8 @@ import pytest
 
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS
 
-COMPILED_WELL = ("tests/parity/",)
-"""Where programs run long enough for optimized code to pay."""
+COMPILED_WELL = ("tests/offload/test_offload.py", "tests/parity/")
+"""Where programs run long enough for optimized code to pay, or are compared as only optimized code is equal."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS
+from tests import jax_versions
 
 COMPILED_WELL = ("tests/offload/test_offload.py", "tests/parity/")
 """Where programs run long enough for optimized code to pay, or are compared as only optimized code is equal."""
@@ -30,6 +31,6 @@ def kernels_once():
     file = Path(__file__).parents[1] / ".pytest_cache" / f"kernels{worker}"
     file.parent.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(COMPILE_ONLY_OPTIONS, "xla_gpu_kernel_cache_file", str(file))
-        patch.setitem(COMPILE_ONLY_OPTIONS, "xla_gpu_enable_llvm_module_compilation_parallelism", True)
+        for name, value in jax_versions.kernel_cache(str(file)).items():
+            patch.setitem(COMPILE_ONLY_OPTIONS, name, value)
         yield

@@ -34,3 +34,9 @@ CPU_PEAK_TOLERANCE = since(0, 12, {("llama", 3): 0.2}, {})
 
 CPU programs keep barriers since 0.12, so that the zeros for a lookup's gradient come later.
 """
+
+
+def kernel_cache(file: str) -> dict[str, str | bool]:
+    """XLA's options for keeping assembled GPU kernels in a file."""
+    needed = since(0, 12, {}, {"xla_gpu_enable_llvm_module_compilation_parallelism": True})
+    return {"xla_gpu_kernel_cache_file": file, **needed}

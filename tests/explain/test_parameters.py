@@ -137,6 +137,13 @@ def test_dtypes_are_those_of_the_configuration():
     assert (narrow.gather_dtype, narrow.scatter_dtype) == ("float16", "float16")
 
 
+def test_it_says_what_lies_in_host_memory():
+    on_host = {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    leaves = {leaf.name: leaf.placement for leaf in told_of(3, zero=on_host)}
+    assert leaves["wte"] == "dimension 0 over 8 devices, in host memory"
+    assert "host" not in leaves["ln_f.scale"]
+
+
 def test_accumulation_counts_every_micro_batch():
     wte = told_of(3, accumulation=2)[-1]
     assert (wte.gathers, wte.scatters) == (2 * 1, 2 * 2)

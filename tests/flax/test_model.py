@@ -280,6 +280,7 @@ ONE = jnp.ones((), jnp.float32)
         ((ONE, {"accuracy": jnp.ones(2, jnp.float32)}), r"the metric 'accuracy' has shape \(2,\)"),
         ((ONE, [ONE]), "the second thing that loss_fn returned is a list; it must be a dict of metrics"),
         ((ONE, {"loss": ONE}), "loss_fn returned the metric 'loss', which the training step reports itself; rename it"),
+        ((ONE, {"momentum": ONE}), "loss_fn returned the metric 'momentum', which the training step reports itself"),
         ((ONE, {1: ONE}), "loss_fn returned a metric named 1; names must be strings"),
         ((ONE, {}, ONE), "loss_fn returned 3 things; it must return a loss, or a loss and a dict of metrics"),
         (None, "the loss is a NoneType; loss_fn must return scalars"),

@@ -122,7 +122,7 @@ def results(model):
         loss, params = linen_function(model), jax.jit(model.init)(RNGS, X)
     else:
         loss, params = nnx_function(model)
-    grad = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options={"xla_backend_optimization_level": 0})
+    grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
     return params, grad(params)
 
 

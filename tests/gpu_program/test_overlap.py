@@ -55,7 +55,8 @@ def test_without_overlap_scanned_layers_hold_less():
 def test_unrolled_layers_hide_most_of_what_they_send_and_hold_no_more():
     program = compiled(scan_layers=False, n_layer=18)
     assert program.overlapped_share(min_bytes=MIB) >= 0.9
-    assert program.memory.temp < 2.6 * GB
+    half_of_the_inputs = 18 * 1024 * D * 2  # of 36 blocks, each of which keeps one in bf16
+    assert program.memory.temp < 2.6 * GB - half_of_the_inputs
     kinds = {c.kind for c in program.select(min_bytes=MIB)}
     assert kinds <= {"all-gather", "reduce-scatter", "all-reduce"}
 

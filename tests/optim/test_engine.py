@@ -48,7 +48,7 @@ def one_device(loss, params, optimizer, n_steps):
             updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    step, state = jax.jit(step, compiler_options={"xla_backend_optimization_level": 0}), optimizer.init(params)
+    step, state = jax.jit(step), optimizer.init(params)
     for _ in range(n_steps):
         params, state = step(params, state)
     return host(params)

@@ -87,6 +87,12 @@ def compile_only(lowered: jax.stages.Lowered, options: Mapping[str, str | bool] 
     Args:
         lowered: the program, lowered for a mesh of `gpu_mesh`.
         options: further options for XLA.
+
+    Example:
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(gpu_mesh(n_gpus=8), PartitionSpec()))
+        >>> compile_only(jax.jit(lambda x: x + 1).lower(x)).memory_analysis().output_size_in_bytes
+        32
     """
     least_seconds = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, least_seconds)

@@ -20,7 +20,6 @@ from jzero.sharding.placement import place_all
 from jzero.sharding.trees import is_placement, pad, unpad
 from tests.gather.test_gather import CASES, ROWS, D, N, collectives, normal
 
-QUICKLY = {"xla_backend_optimization_level": 0}
 BLOCK = 2 * D * D
 WIRE = GradReduceConfig()
 NOTHING, EVERYTHING = Limits(0, 0, 0), Limits(10**9, 10**9, 10**9)
@@ -191,7 +190,7 @@ def on_eight_devices(
 
     out_specs = (P(), only(specs, mask), P(DATA_AXES))
     sharded, stored = shard_over_data(local, mesh, (specs, P(DATA_AXES)), out_specs), pad(params, placements)
-    value, grads, more = jax.jit(sharded, compiler_options=QUICKLY)(stored, x)
+    value, grads, more = jax.jit(sharded)(stored, x)
     return value, unpad(grads, only(placements, mask)), more, lambda: trace(sharded, stored, x)[0]
 
 
@@ -203,9 +202,7 @@ def on_one_device(fn, params, x, trained=lambda name: True):
         values, more = jax.lax.map(lambda rows: fn(join(trained, params, mask), rows), rows)
         return values.mean(), more
 
-    (value, more), grads = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICKLY)(
-        only(params, mask), params
-    )
+    (value, more), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(only(params, mask), params)
     return value, grads, more
 
 

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from jzero.plan.compiled.topology import COMPILE_ONLY_OPTIONS
+from jzero.zero import build
 from tests import jax_versions
 
 COMPILED_WELL = ("tests/offload/test_offload.py", "tests/parity/")
@@ -18,7 +19,9 @@ def optimized_code(request):
     """Switches the compiler's optimizations, which the root's conftest.py leaves out, on where they pay."""
     if request.node.nodeid.startswith(COMPILED_WELL):
         jax.config.update("jax_disable_most_optimizations", False)
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "compiler_options", lambda *_: jax_versions.OPTIMIZED_FUSIONS)
+            yield
         jax.config.update("jax_disable_most_optimizations", True)
     else:
         yield

@@ -35,6 +35,9 @@ CPU_PEAK_TOLERANCE = since(0, 12, {("llama", 3): 0.2}, {})
 CPU programs keep barriers since 0.12, so that the zeros for a lookup's gradient come later.
 """
 
+OPTIMIZED_FUSIONS = since(0, 11, {}, {"xla_cpu_use_fusion_emitters": True})
+"""XLA's option for the emitter of fusions that makes the quicker code, where the root's conftest.py chose the other."""
+
 
 def kernel_cache(file: str) -> dict[str, str | bool]:
     """XLA's options for keeping assembled GPU kernels in a file."""

@@ -1,10 +1,11 @@
 """Devices become a mesh: the three axes that every other module names, and simulated CPU devices to try them on.
 
 `replica` holds copies of the state (data parallelism across shard groups), `shard` is the axis ZeRO partitions over,
-and `tensor` is left to the compiler. The batch is split over the first two. Every axis is of type Auto, because the
-optimizer and the tensor axis rely on the compiler's own partitioning.
+and `tensor`, where it has more than one device, is left to the compiler. The batch is split over the first two. Every
+axis is of type Auto, because the optimizer and the tensor axis rely on the compiler's own partitioning.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jzero.base.types import PyTree
 from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
+from jzero.jaxpr.target import target_of, traced_for
 
 AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
 DATA_AXES = (REPLICA_AXIS, SHARD_AXIS)
@@ -107,10 +109,18 @@ def n_data_shards(mesh: Mesh) -> int:
 
 
 def shard_over_data(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
-    """`jax.shard_map` over the data axes; the tensor axis is left to the compiler."""
-    return jax.shard_map(
-        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(DATA_AXES), check_vma=False
-    )
+    """`jax.shard_map` over the data axes; a tensor axis of more than one device is left to the compiler.
+
+    Where no axis is, JAX's operations with a partitioning of their own, such as cuDNN's attention, work inside too.
+    """
+    axes = set(AXES) if mesh.shape[TENSOR_AXIS] == 1 else set(DATA_AXES)
+
+    @functools.wraps(fn)
+    def traced(*args: PyTree) -> PyTree:
+        with traced_for(target_of(mesh)):
+            return fn(*args)
+
+    return jax.shard_map(traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def simulate_devices(n: int) -> None:

@@ -196,9 +196,9 @@ class _UnitRun:
         unit, split_vjp = self.unit, self.unit.split_vjp
         moved, moved_others = split_vjp.backward([gathered.get(key) for key in unit.gather_keys], kept, grads_out)
         if self.tied and split_vjp.recomputes:
-            # The gradient of a bias is wanted at the end of the step only. The scheduler would compute it there and
-            # keep what it is the sum of; so nothing leaves before it is there.
-            moved_others = barrier(moved_others)
+            # Gradients are wanted at the end of the step only. The scheduler would compute some of them there, those of
+            # biases above all, and keep what they are made of; so nothing leaves before they are there.
+            moved, moved_others = barrier((moved, moved_others))
         for i, grad in zip(split_vjp.moving_full, moved, strict=True):
             grads_full[i] = unit.gather_keys[i].scattered(grad, self.grad_reduce, unit.name)
         for i, grad in zip(split_vjp.moving_others, moved_others, strict=True):

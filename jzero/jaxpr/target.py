@@ -1,0 +1,107 @@
+"""The device that a program is traced for, where JAX would ask the machine at hand.
+
+A program for eight H100s may be traced on a laptop. JAX then looks for a local GPU to decide whether cuDNN's attention
+takes heads of 256, and for a local cuDNN to know its version; both are answered for the program's own devices here.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.sharding import AbstractMesh, Mesh
+
+ASSUMED_CUDNN = 91002
+"""The version of cuDNN that a program is traced for where none is installed, as cuDNN numbers it: 9.10.2."""
+
+
+class Target(NamedTuple):
+    """What a program is traced for.
+
+    Attributes:
+        platform: "cpu", "gpu" or "tpu".
+        capability: a GPU's compute capability, such as (9, 0); None where it is not known, and for other devices.
+        is_abstract: whether it is only estimated, with no compiler and no devices, so that cuDNN counts as installed.
+    """
+
+    platform: str
+    capability: tuple[int, int] | None = None
+    is_abstract: bool = False
+
+
+_TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+def target() -> Target:
+    """What the program that is being traced is for; outside of `traced_for` JAX's default device."""
+    given = _TARGET.get()
+    return _of_device(jax.local_devices()[0]) if given is None else given
+
+
+def target_of(mesh: Mesh | AbstractMesh) -> Target:
+    """What a mesh's devices are; one without devices stands for GPUs.
+
+    >>> target_of(Mesh(jax.devices()[:1], "x")).platform
+    'cpu'
+    """
+    return Target("gpu", is_abstract=True) if isinstance(mesh, AbstractMesh) else _of_device(mesh.devices.flat[0])
+
+
+def cudnn_is_there() -> bool:
+    """Whether the program that is being traced may call cuDNN: it is installed here, or nothing will be compiled."""
+    return _cudnn_is_installed() or target().is_abstract
+
+
+@functools.cache
+def _cudnn_is_installed() -> bool:
+    try:
+        return cudnn.cuda_versions is not None and cudnn.cuda_versions.cudnn_get_version() > 0
+    except RuntimeError:  # "cuDNN not found."
+        return False
+
+
+@contextlib.contextmanager
+def traced_for(devices: Target) -> Iterator[None]:
+    """What is traced inside is for these devices.
+
+    JAX's caches of traced functions know the kind of the devices from the mesh, so that what was traced for other
+    devices is not taken.
+    """
+    token = _TARGET.set(devices)
+    try:
+        with _cudnn_of(devices) if devices.platform == "gpu" else contextlib.nullcontext():
+            yield
+    finally:
+        _TARGET.reset(token)
+
+
+@contextlib.contextmanager
+def _cudnn_of(devices: Target) -> Iterator[None]:
+    """JAX's questions about the GPU and its cuDNN, answered for `devices`."""
+    names = ("check_compute_capability", "is_cuda_compute_capability_equal", "check_cudnn_version")
+    before = {name: getattr(cudnn, name) for name in names}
+    if devices.capability is not None:
+        capability = devices.capability
+        cudnn.check_compute_capability = lambda least: capability >= _numbers(least)
+        cudnn.is_cuda_compute_capability_equal = lambda other: capability == _numbers(other)
+    if not _cudnn_is_installed():
+        cudnn.check_cudnn_version = lambda: ASSUMED_CUDNN
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(cudnn, name, function)
+
+
+def _of_device(device: jax.Device) -> Target:
+    platform = "gpu" if device.platform in ("gpu", "cuda") else device.platform
+    capability = getattr(device, "compute_capability", None)
+    return Target(platform, None if capability is None else _numbers(capability))
+
+
+def _numbers(capability: str) -> tuple[int, int]:
+    major, minor = capability.split(".")
+    return int(major), int(minor)

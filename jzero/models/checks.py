@@ -1,13 +1,14 @@
 """What the configurations of the models check alike, and say alike when it does not fit."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 import jax
 
 from jzero.base.remat_policies import JAX_POLICIES
 from jzero.errors import ConfigError
 from jzero.jaxpr.policies import POLICIES
+from jzero.ops.request import Implementation
 
 
 def check_sizes(config: object, *names: str) -> None:
@@ -58,6 +59,11 @@ def check_dropout(config: _Dropout) -> None:
     rate = config.dropout
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
         raise ConfigError(f"model.dropout must be a rate from 0 up to, not including, 1, not {rate!r}.")
+
+
+def check_attention(config: object) -> None:
+    """Refuses an `attention` that is no path of `jzero.attention`."""
+    check_choice(config, "attention", get_args(Implementation))
 
 
 class _Blocks(Protocol):

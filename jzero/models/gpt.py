@@ -41,6 +41,7 @@ class GPT(nnx.Module):
                 causal=True,
                 residual_std=config.residual_std,
                 dropout=config.dropout,
+                attention=config.attention,
                 rngs=rngs,
             )
 

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
-from jzero.models.checks import check_blocks, check_dropout, check_multiple, check_sizes, remat_policy
+from jzero.models.checks import check_attention, check_blocks, check_dropout, check_multiple, check_sizes, remat_policy
+from jzero.ops.request import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class GPTConfig:
         remat: recompute each block in the backward pass instead of keeping its activations. True recomputes
             everything; a string names one of `jax.checkpoint_policies`.
         dropout: rate after the embedding and after both halves of a block; 0 needs no random stream.
+        attention: which path of `jzero.attention` the blocks take; "auto" takes cuDNN's on GPUs where it can.
 
     Raises:
         ConfigError: if a size is not positive, `n_head` does not divide `d_model`, or the policy is unknown.
@@ -38,12 +40,14 @@ class GPTConfig:
     scan_layers: bool = False
     remat: bool | str = False
     dropout: float = 0.0
+    attention: Implementation = "auto"
 
     def __post_init__(self):
         check_sizes(self, "vocab_size", "seq_len", "d_model", "n_layer", "n_head")
         check_multiple(self, "d_model", "n_head")
         check_blocks(self)
         check_dropout(self)
+        check_attention(self)
 
     @property
     def n_params(self) -> int:

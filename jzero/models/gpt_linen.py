@@ -28,7 +28,7 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Attends within `[B, T, d]`."""
         qkv = nn.Dense(3 * x.shape[-1], kernel_init=nn.initializers.normal(0.02), name="qkv")(x)
-        y = ops.self_attention(qkv, self.config.n_head, causal=True)
+        y = ops.self_attention(qkv, self.config.n_head, causal=True, path=self.config.attention)
         return nn.Dense(x.shape[-1], kernel_init=nn.initializers.normal(self.config.residual_std), name="proj")(y)
 
 

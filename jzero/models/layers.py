@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jzero.models import ops
+from jzero.ops.request import Implementation
 
 Arrays = TypeVar("Arrays", bound=tuple)
 
@@ -76,13 +77,13 @@ class Head(nnx.Module):
 class Attention(nnx.Module):
     """Self-attention: one product for queries, keys and values, one back to the residual stream."""
 
-    def __init__(self, d: int, n_head: int, *, causal: bool, residual_std: float, rngs: nnx.Rngs):
-        self.n_head, self.causal = n_head, causal
+    def __init__(self, d: int, n_head: int, *, causal: bool, residual_std: float, path: Implementation, rngs: nnx.Rngs):
+        self.n_head, self.causal, self.path = n_head, causal, path
         self.qkv = linear(d, 3 * d, 0.02, rngs)
         self.proj = linear(d, d, residual_std, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.proj(ops.self_attention(self.qkv(x), self.n_head, causal=self.causal))
+        return self.proj(ops.self_attention(self.qkv(x), self.n_head, causal=self.causal, path=self.path))
 
 
 class MLP(nnx.Module):
@@ -105,6 +106,7 @@ class Block(nnx.Module):
         causal: whether a position sees only itself and those before it.
         residual_std: standard deviation of the projections that write to the residual stream.
         dropout: rate after both halves.
+        attention: see `jzero.attention`'s `implementation`.
         epsilon: of the layer normalisations.
         rngs: streams `params` and, with dropout, `dropout`.
     """
@@ -117,11 +119,12 @@ class Block(nnx.Module):
         causal: bool,
         residual_std: float,
         dropout: float,
+        attention: Implementation = "auto",
         epsilon: float = ops.LAYER_NORM_EPSILON,
         rngs: nnx.Rngs,
     ):
         self.ln_1 = LayerNorm(d, epsilon)
-        self.attn = Attention(d, n_head, causal=causal, residual_std=residual_std, rngs=rngs)
+        self.attn = Attention(d, n_head, causal=causal, residual_std=residual_std, path=attention, rngs=rngs)
         self.ln_2 = LayerNorm(d, epsilon)
         self.mlp = MLP(d, residual_std=residual_std, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)

@@ -13,13 +13,14 @@ from jzero.models import ops
 from jzero.models.blocks import make_blocks, run_blocks
 from jzero.models.layers import Head, RMSNorm, linear
 from jzero.models.llama_config import LlamaConfig
+from jzero.ops import attention
 
 
 class GroupedQueryAttention(nnx.Module):
     """Causal self-attention with rotary positions, in which several query heads share a key and a value head."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
-        self.d_head, self.theta = config.d_head, config.rope_theta
+        self.d_head, self.theta, self.path = config.d_head, config.rope_theta, config.attention
         d, d_kv = config.d_model, config.d_kv
         self.q = linear(d, d, 0.02, rngs, use_bias=False)
         self.k = linear(d, d_kv, 0.02, rngs, use_bias=False)
@@ -28,7 +29,8 @@ class GroupedQueryAttention(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.d_head) for y in (self.q(x), self.k(x), self.v(x)))
-        return self.proj(ops.attention(ops.rotate(q, self.theta), ops.rotate(k, self.theta), v, causal=True))
+        q, k = ops.rotate(q, self.theta), ops.rotate(k, self.theta)
+        return self.proj(attention(q, k, v, causal=True, implementation=self.path).reshape(x.shape))
 
 
 class SwiGLU(nnx.Module):

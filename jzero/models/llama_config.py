@@ -3,7 +3,8 @@
 import dataclasses
 
 from jzero.errors import ConfigError
-from jzero.models.checks import check_blocks, check_flags, check_multiple, check_positive, check_sizes
+from jzero.models.checks import check_attention, check_blocks, check_flags, check_multiple, check_positive, check_sizes
+from jzero.ops.request import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class LlamaConfig:
         rope_theta: base of the rotary positions' wavelengths.
         norm_epsilon: added to the mean squares.
         tie_head: the output layer is the token embedding's table.
+        attention: which path of `jzero.attention` the blocks take; "auto" takes cuDNN's on GPUs where it can.
         scan_layers: stack the blocks' parameters into `[n_layer, ...]` leaves and run them under `jax.lax.scan`.
         remat: recompute each block in the backward pass instead of keeping its activations. True recomputes
             everything; a string names one of `jax.checkpoint_policies`.
@@ -43,6 +45,7 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     norm_epsilon: float = 1e-5
     tie_head: bool = False
+    attention: Implementation = "auto"
     scan_layers: bool = False
     remat: bool | str = False
 
@@ -62,6 +65,7 @@ class LlamaConfig:
         check_positive(self, "rope_theta", "norm_epsilon")
         check_flags(self, "tie_head")
         check_blocks(self)
+        check_attention(self)
 
     @property
     def d_head(self) -> int:

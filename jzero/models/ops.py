@@ -7,6 +7,9 @@ Means, variances, rotations, softmax and logits are computed in float32 at every
 import jax
 import jax.numpy as jnp
 
+from jzero.ops import attention
+from jzero.ops.request import Implementation
+
 LAYER_NORM_EPSILON = 1e-5
 
 
@@ -62,34 +65,12 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-    """Multi-head attention of a sequence to itself, the softmax in float32.
-
-    Args:
-        q: `[B, T, n_head, d_head]`.
-        k: `[B, T, n_kv_head, d_head]`; `n_kv_head` divides `n_head`, and each key head serves a run of query heads.
-        v: like `k`.
-        causal: whether a position sees only itself and those before it.
-
-    Returns:
-        `[B, T, n_head * d_head]`.
-    """
-    *batch, n_tokens, n_head, d_head = q.shape
-    heads = "h"
-    if k.shape[-2] != n_head:
-        heads, q = "hg", q.reshape(*batch, n_tokens, k.shape[-2], -1, d_head)
-    # Products stay in the dtype of their operands: a float32 output would make the backward products mix dtypes.
-    scores = jnp.einsum(f"bq{heads}d,bkhd->b{heads}qk", q, k).astype(jnp.float32) * d_head**-0.5
-    seen = jnp.tril(jnp.ones((n_tokens, n_tokens), jnp.bool_)) if causal else None
-    weights = jax.nn.softmax(scores, axis=-1, where=seen).astype(v.dtype)
-    return jnp.einsum(f"b{heads}qk,bkhd->bq{heads}d", weights, v).reshape(*batch, n_tokens, n_head * d_head)
-
-
-def self_attention(qkv: jax.Array, n_head: int, *, causal: bool) -> jax.Array:
-    """`attention` from one product: queries, keys and values side by side in `[B, T, 3 d]` -> `[B, T, d]`."""
-    *batch, n_tokens, width = qkv.shape
-    heads = qkv.reshape(*batch, n_tokens, 3 * n_head, width // (3 * n_head))
-    return attention(*jnp.split(heads, 3, axis=-2), causal=causal)  # each [B, T, n_head, d_head]
+def self_attention(qkv: jax.Array, n_head: int, *, causal: bool, path: Implementation) -> jax.Array:
+    """Attention from one product: queries, keys and values side by side in `[B, T, 3 d]` -> `[B, T, d]`."""
+    n_rows, n_tokens, width = qkv.shape
+    heads = qkv.reshape(n_rows, n_tokens, 3 * n_head, width // (3 * n_head))
+    q, k, v = jnp.split(heads, 3, axis=-2)  # each [B, T, n_head, d_head]
+    return attention(q, k, v, causal=causal, implementation=path).reshape(n_rows, n_tokens, width // 3)
 
 
 def gelu(x: jax.Array) -> jax.Array:

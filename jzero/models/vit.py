@@ -11,8 +11,9 @@ from flax import nnx
 
 from jzero.errors import ModelError
 from jzero.models.blocks import make_blocks, run_blocks
-from jzero.models.checks import check_blocks, check_dropout, check_multiple, check_sizes
+from jzero.models.checks import check_attention, check_blocks, check_dropout, check_multiple, check_sizes
 from jzero.models.layers import Block, Head, LayerNorm
+from jzero.ops.request import Implementation
 
 EPSILON = 1e-6
 
@@ -33,6 +34,7 @@ class ViTConfig:
         remat: recompute each block in the backward pass instead of keeping its activations. True recomputes
             everything; a string names one of `jax.checkpoint_policies`.
         dropout: rate after the embedding and after both halves of a block; 0 needs no random stream.
+        attention: which path of `jzero.attention` the blocks take; "auto" takes cuDNN's on GPUs where it can.
 
     Raises:
         ConfigError: if a size is not positive, sizes do not divide evenly, or the policy is unknown.
@@ -52,6 +54,7 @@ class ViTConfig:
     scan_layers: bool = False
     remat: bool | str = False
     dropout: float = 0.0
+    attention: Implementation = "auto"
 
     def __post_init__(self):
         check_sizes(self, "image_size", "patch_size", "n_classes", "d_model", "n_layer", "n_head", "n_channels")
@@ -59,6 +62,7 @@ class ViTConfig:
         check_multiple(self, "d_model", "n_head")
         check_blocks(self)
         check_dropout(self)
+        check_attention(self)
 
     @property
     def n_patches(self) -> int:
@@ -101,6 +105,7 @@ class ViT(nnx.Module):
                 causal=False,
                 residual_std=0.02 / (2 * config.n_layer) ** 0.5,
                 dropout=config.dropout,
+                attention=config.attention,
                 epsilon=EPSILON,
                 rngs=rngs,
             )

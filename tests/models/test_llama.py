@@ -10,6 +10,7 @@ from flax import nnx
 
 from jzero.errors import ConfigError, ModelError
 from jzero.models import Llama, LlamaConfig, next_token_loss, ops
+from jzero.ops import attention
 from tests.models.common import to_numpy, uneven, value_and_grad
 from tests.models.gpt_weights import stacked
 from tests.models.linen_models import LinenLlama, llama_weights
@@ -100,9 +101,9 @@ def test_rotary_positions_turn_and_see_distances_only():
 def test_grouped_queries_are_repeated_heads():
     q, k, v = normal(2, 5, 6, 4), normal(2, 5, 2, 4, seed=1), normal(2, 5, 2, 4, seed=2)
     for causal in (False, True):
-        repeated = ops.attention(q, jnp.repeat(k, 3, axis=2), jnp.repeat(v, 3, axis=2), causal=causal)
-        np.testing.assert_allclose(ops.attention(q, k, v, causal=causal), repeated, rtol=1e-5, atol=1e-6)
-        expected = jax.nn.dot_product_attention(q, k, v, is_causal=causal).reshape(2, 5, 24)
+        repeated = attention(q, jnp.repeat(k, 3, axis=2), jnp.repeat(v, 3, axis=2), causal=causal)
+        np.testing.assert_allclose(attention(q, k, v, causal=causal), repeated, rtol=1e-5, atol=1e-6)
+        expected = jax.nn.dot_product_attention(q, k, v, is_causal=causal)
         np.testing.assert_allclose(repeated, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -35,7 +35,9 @@ CASES = {
 }
 
 
-def formula(q, k, v, bias=None, *, causal=False, segment_ids=None, positions=None, window=None, scale=None, softcap=None):
+def formula(
+    q, k, v, bias=None, *, causal=False, segment_ids=None, positions=None, window=None, scale=None, softcap=None
+):
     """Attention as papers write it, with a loop over the heads."""
     pair = lambda x: x if isinstance(x, tuple) else (x, x)
     q_at, k_at = (jnp.arange(q.shape[1])[None], jnp.arange(k.shape[1])[None]) if positions is None else pair(positions)

@@ -71,18 +71,17 @@ def assert_nothing_else(program, *kinds: str) -> None:
     assert not others, others
 
 
-@pytest.fixture(scope="module", params=[8, 64])
-def n_gpus(request):
-    return request.param
+FULL = pytest.mark.full
 
 
+@pytest.mark.parametrize("n_gpus", [8, pytest.param(64, marks=FULL)])
 def test_stage_0_sums_the_gradients_and_nothing_else(n_gpus):
     program = plain(0, n_gpus)
     assert program.total_bytes("all-reduce") == pytest.approx(4 * n_params(), rel=1e-3)
     assert_nothing_else(program, "all-reduce")
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(("stage", "n_gpus"), [(1, 8), (2, 64), pytest.param(1, 64, marks=FULL), (2, 8)])
 def test_stages_1_and_2_gather_once_and_scatter_once(stage, n_gpus):
     program = plain(stage, n_gpus)
     rounds = {1: 1, 2: N_MICRO}[stage]  # once per step; once per micro-batch
@@ -107,7 +106,10 @@ def test_stage_2_holds_no_whole_gradients():
     assert stage_2 < stage_1 - 0.8 * gradients
 
 
-@pytest.mark.parametrize("scan_layers", [True, False], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize(
+    ("scan_layers", "n_gpus"),
+    [(True, 64), (False, 8), pytest.param(True, 8, marks=FULL), pytest.param(False, 64, marks=FULL)],
+)
 def test_stage_3_gathers_twice_and_scatters_once(scan_layers, n_gpus):
     program = compiled(3, n_gpus, scan_layers=scan_layers, n_micro=1, zero=EACH_FOR_ITSELF)
     gathers, scatters = times(program, "all-gather"), times(program, "reduce-scatter")
@@ -122,6 +124,7 @@ def test_stage_3_gathers_twice_and_scatters_once(scan_layers, n_gpus):
     assert_nothing_else(program, "all-gather", "reduce-scatter")
 
 
+@pytest.mark.parametrize("n_gpus", [64, pytest.param(8, marks=FULL)])
 def test_stage_3_keeps_what_is_soon_used_again(n_gpus):
     # The whole model has fewer elements than DeepSpeed's default distance, so each parameter is gathered once.
     gathers = times(compiled(3, n_gpus, scan_layers=False, n_micro=1), "all-gather")

@@ -28,6 +28,7 @@ class Case:
         tensor: the size of the mesh's `tensor` axis.
         rtol: how far gradients may be off, relative to the largest entry of the leaf.
         synchronised: elements that the model itself sums over devices, such as batch statistics.
+        full: whether `make test-full` alone runs it, because others stand for what is in it.
     """
 
     model: Any
@@ -41,6 +42,7 @@ class Case:
     tensor: int = 1
     rtol: float = 1e-5
     synchronised: int = 0
+    full: bool = False
 
 
 @dataclass(frozen=True)

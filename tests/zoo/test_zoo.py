@@ -14,7 +14,9 @@ from tests.zoo.program import collectives
 CASES = all_cases()
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.full] * case.full) for name, case in CASES.items()]
+)
 def zoo(request) -> tuple[Case, Outcome]:
     """One case after the other: all checks of one follow each other and share its compiled programs."""
     return CASES[request.param], run_both_ways(CASES[request.param])

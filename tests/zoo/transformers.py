@@ -137,17 +137,17 @@ KEY = ("key.bias",)
 TIED = {"embedding": 2}  # once as a table and once as the output layer
 
 
-def decoder(model, *, tied=True):
-    return Case(model, next_token, TEXT, uses=TIED if tied else {}, cancelling=KEY)
+def decoder(model, *, tied=True, full=False):
+    return Case(model, next_token, TEXT, uses=TIED if tied else {}, cancelling=KEY, full=full)
 
 
 CASES = {
     "nnx decoder": decoder(lambda rngs: Decoder(rngs)),
-    "nnx decoder, scanned": decoder(lambda rngs: Decoder(rngs, (LAYERS,), tied=False), tied=False),
+    "nnx decoder, scanned": decoder(lambda rngs: Decoder(rngs, (LAYERS,), tied=False), tied=False, full=True),
     "nnx decoder, scan of scans": decoder(lambda rngs: Decoder(rngs, (2, 2))),
-    "nnx vit": Case(lambda rngs: ViT(rngs), classified, IMAGES, cancelling=KEY),
-    "linen decoder": decoder(LinenDecoder()),
+    "nnx vit": Case(lambda rngs: ViT(rngs), classified, IMAGES, cancelling=KEY, full=True),
+    "linen decoder": decoder(LinenDecoder(), full=True),
     "linen decoder, scanned": decoder(LinenDecoder((LAYERS,), tied=False), tied=False),
-    "linen decoder, scan of scans": decoder(LinenDecoder((2, 2))),
+    "linen decoder, scan of scans": decoder(LinenDecoder((2, 2)), full=True),
     "linen vit": Case(LinenViT(), classified, IMAGES, cancelling=KEY),
 }

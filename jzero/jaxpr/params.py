@@ -8,7 +8,7 @@ import jax
 from jax.extend import core as jex_core
 from jax.typing import DTypeLike
 
-from jzero.jaxpr.primitives import SCAN, name_of
+from jzero.jaxpr.primitives import FLASH_ATTENTION, SCAN, name_of
 from jzero.jaxpr.program import Equation, Program
 
 _PROGRAMS = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
@@ -102,6 +102,24 @@ class Convolution(NamedTuple):
 def convolution_of(eqn: Equation) -> Convolution:
     """The parameters of a `conv_general_dilated`."""
     return Convolution(eqn.params["dimension_numbers"].rhs_spec[0], math.prod(eqn.params["lhs_dilation"]))
+
+
+class FlashAttention(NamedTuple):
+    """cuDNN's attention: how many products it makes, which dimension of the keys counts them, and what is left out."""
+
+    n_products: int
+    keys_dim: int
+    is_causal: bool
+    window: int | None
+
+
+def flash_attention_of(eqn: Equation) -> FlashAttention:
+    """The parameters of cuDNN's attention; backward it makes the scores again."""
+    n_products = 2 if name_of(eqn) == FLASH_ATTENTION else 5
+    keys_dim = 2 if eqn.params["layout"] else 1  # BNTH, else BTNH
+    return FlashAttention(
+        n_products, keys_dim, "CAUSAL" in eqn.params["mask_type"].name, eqn.params["sliding_window_length"]
+    )
 
 
 class Lookup(NamedTuple):

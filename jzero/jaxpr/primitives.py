@@ -14,6 +14,7 @@ DOT, CONVOLUTION, GATHER, ALL_GATHER, REDUCE_SCATTER = (
     "all_gather",
     "reduce_scatter",
 )
+FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
 BARRIER, UPDATE_SLICE = "optimization_barrier", "dynamic_update_slice"
 
 OF_SOME_VERSIONS = frozenset({"closed_call", "call", "one_minus_square"})

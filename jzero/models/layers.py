@@ -78,7 +78,8 @@ class Attention(nnx.Module):
     """Self-attention: one product for queries, keys and values, one back to the residual stream."""
 
     def __init__(self, d: int, n_head: int, *, causal: bool, residual_std: float, path: Implementation, rngs: nnx.Rngs):
-        self.n_head, self.causal, self.path = n_head, causal, path
+        self.n_head, self.causal = n_head, causal
+        self.path: Implementation = path
         self.qkv = linear(d, 3 * d, 0.02, rngs)
         self.proj = linear(d, d, residual_std, rngs)
 

@@ -14,13 +14,15 @@ from jzero.models.blocks import make_blocks, run_blocks
 from jzero.models.layers import Head, RMSNorm, linear
 from jzero.models.llama_config import LlamaConfig
 from jzero.ops import attention
+from jzero.ops.request import Implementation
 
 
 class GroupedQueryAttention(nnx.Module):
     """Causal self-attention with rotary positions, in which several query heads share a key and a value head."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
-        self.d_head, self.theta, self.path = config.d_head, config.rope_theta, config.attention
+        self.d_head, self.theta = config.d_head, config.rope_theta
+        self.path: Implementation = config.attention
         d, d_kv = config.d_model, config.d_kv
         self.q = linear(d, d, 0.02, rngs, use_bias=False)
         self.k = linear(d, d_kv, 0.02, rngs, use_bias=False)

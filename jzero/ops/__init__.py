@@ -4,8 +4,8 @@ Layout:
     attend.py: the entry, and which path runs.
     request.py: what may be asked.
     visibility.py: which keys a query sees.
-    blockwise.py: blocks with an online softmax, which run everywhere.
-    plain.py: all scores at once.
+    blocks.py: blocks with an online softmax, which run everywhere.
+    all_scores.py: all scores at once.
     kernels.py: cuDNN's kernel and Pallas's.
 """
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jzero.errors import ModelError
-from jzero.ops.blockwise import BLOCK, Form, Inputs, blockwise
+from jzero.ops.all_scores import plain
+from jzero.ops.blocks import BLOCK, Form, Inputs, blockwise
 from jzero.ops.kernels import cudnn_attention, no_cudnn, no_pallas, pallas_attention
-from jzero.ops.plain import plain
 from jzero.ops.request import Implementation, Pair, Request, Settings, request_of
 from jzero.ops.visibility import Places, Rule
 
@@ -169,7 +169,7 @@ def _run(request: Request, path: Implementation) -> tuple[jax.Array, jax.Array |
     )  # fmt: skip
     if blocks:
         inputs = _padded(inputs, -n_queries % form.q_size, -n_keys % form.k_size)
-    out, lse = (blockwise if blocks else plain)(form, inputs)
+    out, lse = blockwise(form, inputs) if blocks else plain(form, inputs)
     out = out[:, :, :, :n_queries].transpose(0, 3, 1, 2, 4).reshape(*q.shape[:3], v.shape[3])
     return out, lse[:, :, :, :n_queries].transpose(0, 3, 1, 2).reshape(q.shape[:3])
 

@@ -5,7 +5,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from jzero.jaxpr.target import cudnn_is_there, target
+from jzero.jaxpr.devices import cudnn_is_there, target
 from jzero.ops.request import Request
 
 PALLAS_BLOCK = 64
@@ -23,7 +23,9 @@ def no_cudnn(request: Request) -> str:
         return f"it runs on GPUs, and this program is for {devices.platform}"
     if not cudnn_is_there():
         return "it is not installed (pip install nvidia-cudnn-cu12, 0.7 GB)"
-    capability = devices.capability or (9, 0)
+    if devices.capability is None:
+        return "nothing is compiled for this GPU"
+    capability = devices.capability
     widest = 256 if capability >= (9, 0) else 128
     reasons = {
         f"it needs compute capability 8.0, and the GPU has {'.'.join(map(str, capability))}": capability < (8, 0),

@@ -35,12 +35,15 @@ class Places(NamedTuple):
 
     def block(self, start: jax.Array | int, size: int) -> "Places":
         """The places of `size` tokens from `start` on."""
-        return Places(*(None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1) for x in self))
+        part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
+        segments = None if self.segments is None else part(self.segments)
+        return Places(part(self.positions), segments, part(self.indices))
 
     def padded(self, n: int) -> "Places":
         """With `n` tokens more in each row, which `Rule.length` hides."""
-        positions, segments = (None if x is None else jnp.pad(x, ((0, 0), (0, n))) for x in self[:2])
-        return Places(positions, segments, jnp.arange(self.indices.size + n, dtype=jnp.int32))
+        pad = lambda x: jnp.pad(x, ((0, 0), (0, n)))
+        segments = None if self.segments is None else pad(self.segments)
+        return Places(pad(self.positions), segments, jnp.arange(self.indices.size + n, dtype=jnp.int32))
 
 
 def visible(rule: Rule, queries: Places, keys: Places) -> jax.Array | None:

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jzero.base.types import PyTree
 from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
-from jzero.jaxpr.target import target_of, traced_for
+from jzero.jaxpr.devices import target_of, traced_for
 
 AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
 DATA_AXES = (REPLICA_AXIS, SHARD_AXIS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jzero.errors import ModelError
-from jzero.jaxpr.target import Target, traced_for
+from jzero.jaxpr.devices import Target, traced_for
 from jzero.ops import attend, attention, attention_with_lse
 
 B, T, H, WIDTH = 2, 70, 4, 16

@@ -10,6 +10,7 @@ from collections import Counter
 
 from jzero.plan.compiled.hlo import Array, Instruction, Module, leaves
 from jzero.plan.compiled.loops import trip_count
+from jzero.plan.hardware.kernel import share_seen
 
 
 class FlopCounter:
@@ -37,6 +38,8 @@ class FlopCounter:
         if line.opcode == "custom-call" and "gemm_backend_config" in line.attributes and result and arrays[0]:
             dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.attributes)
             return _product(result, arrays[0], dims[1] if dims else "")
+        if line.opcode == "custom-call" and "__cudnn$fmha" in line.attributes and arrays[0]:
+            return _flash_attention(line.attributes, arrays[0])
         labels = line.attribute("dim_labels")
         if labels and result and arrays[0] and arrays[1]:
             return _convolution(line, labels, result, arrays[0], arrays[1])
@@ -62,6 +65,18 @@ class FlopCounter:
 def _product(result: Array, left: Array, contracting: str) -> Counter[str]:
     dims = [int(dim) for dim in re.findall(r"\d+", contracting)]
     return Counter({left.dtype: 2 * math.prod(result.shape) * math.prod(left.shape[dim] for dim in dims)})
+
+
+def _flash_attention(attributes: str, queries: Array) -> Counter[str]:
+    """cuDNN's attention, whose scores are in no array: two products, and five where it makes the scores again."""
+    scores = re.search(r'"intermediate_tensor_shape": *{[^{}]*"dimensions": *\[([^\]]*)\]', attributes)
+    if not scores:
+        return Counter()
+    dims = [int(dim) for dim in re.findall(r"\d+", scores[1])]
+    window = re.search(r'"sliding_window_length": *"?(\d+)', attributes)
+    seen = share_seen(dims[-1], "CAUSAL" in attributes, int(window[1]) if window and int(window[1]) else None)
+    n_products = 5 if "fmhaSoftmaxBackward" in attributes else 2
+    return Counter({queries.dtype: round(2 * n_products * math.prod(dims) * queries.shape[-1] * seen)})
 
 
 def _convolution(line: Instruction, labels: str, result: Array, left: Array, right: Array) -> Counter[str]:

@@ -31,11 +31,13 @@ from jzero.config.config import Source
 from jzero.errors import ConfigError
 from jzero.explain.paper import paper_terms
 from jzero.jaxpr import Program, called_program, trace
+from jzero.jaxpr.devices import abstract_gpu
 from jzero.jaxpr.primitives import SHARD_MAP
 from jzero.jaxpr.walk import only_equation
 from jzero.plan.estimate.liveness import ACTIVATIONS, CONSTANTS, GRADIENTS, WEIGHTS, Peak, peak
 from jzero.plan.estimate.traced import Work, step_work
 from jzero.plan.garbage import collection_put_off
+from jzero.plan.hardware.figures import gpu_figures
 from jzero.plan.hardware.links import Sent
 from jzero.plan.memory_use import MemoryUse
 from jzero.plan.training import Training
@@ -131,6 +133,7 @@ def estimate_step(
     config: Source,
     sample_batch: Batch,
     n_gpus: int = 8,
+    gpu: str = "h100-80g",
     optimizer: optax.GradientTransformation | None = None,
     trainable: Trainable | Mask | None = None,
 ) -> ClosedForm:
@@ -142,6 +145,8 @@ def estimate_step(
         config: a DeepSpeed configuration: a path, a mapping or a `jzero.Config`; its world size is `n_gpus`.
         sample_batch: a pytree of arrays or `jax.ShapeDtypeStruct`s with leading dimension `train_batch_size`.
         n_gpus: the number of GPUs.
+        gpu: whose kernels the program may call, such as cuDNN's attention: one of `jzero.plan.GPUS`, or the path of a
+            file like theirs.
         optimizer: see `jzero.initialize`.
         trainable: see `jzero.initialize`.
 
@@ -165,15 +170,18 @@ def estimate_step(
         True
     """
     training = Training(model, loss_fn, Config.load(config), sample_batch, optimizer, trainable)
-    return closed_form(abstract_functional(training, n_gpus))
+    return closed_form(abstract_functional(training, n_gpus, gpu))
 
 
-def abstract_functional(training: Training, n_gpus: int) -> Functional:
+def abstract_functional(training: Training, n_gpus: int, gpu: str = "h100-80g") -> Functional:
     """The functional layer of `n_gpus` GPUs that not even a compiler knows, for `closed_form`; see `estimate_step`."""
     group = training.config.zero_optimization.shard_group or n_gpus
     if n_gpus < 1 or n_gpus % group:
         raise ConfigError(f"n_gpus is {n_gpus}, which is no multiple of the {group} that share the state.")
-    mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    target = gpu_figures(gpu).target
+    device = abstract_gpu(None if target is None else target.compute_capability.rstrip("af"))
+    types = (AxisType.Auto,) * len(AXES)
+    mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=types, abstract_device=device)
     return replace(training, config=training.config.resolve(world=n_gpus)).functional(mesh)
 
 

@@ -24,11 +24,13 @@ from jzero.jaxpr import (
     scan_arity,
     subprogram,
 )
-from jzero.jaxpr.params import convolution_of, dot_of, mesh_axes, rounds
+from jzero.jaxpr.params import convolution_of, dot_of, flash_attention_of, mesh_axes, rounds
 from jzero.jaxpr.primitives import (
     COLLECTIVES,
     CONVOLUTION,
     DOT,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_BACKWARD,
     FUSED,
     GATHER,
     INLINED,
@@ -43,7 +45,7 @@ from jzero.jaxpr.primitives import (
 )
 from jzero.jaxpr.walk import only_equation
 from jzero.plan.estimate.flat_program import value_of
-from jzero.plan.hardware.kernel import Kernel
+from jzero.plan.hardware.kernel import Kernel, share_seen
 
 _SMALL = 2**20
 """Bytes below which collectives of one kind in one block of code are sent together, as XLA combines them."""
@@ -294,6 +296,11 @@ def products(program: Program) -> dict[str, int]:
 
 def _flops(eqn: Equation) -> dict[str, int]:
     """Flops of a product or convolution, by HLO dtype; of anything else none."""
+    if name_of(eqn) in (FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD):
+        attention, q = flash_attention_of(eqn), eqn.invars[0].aval
+        n_keys = eqn.invars[1].aval.shape[attention.keys_dim]
+        seen = share_seen(n_keys, attention.is_causal, attention.window)
+        return {_HLO[jnp.dtype(q.dtype).name]: round(2 * attention.n_products * q.size * n_keys * seen)}
     if name_of(eqn) not in (DOT, CONVOLUTION):
         return {}
     left, right, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval

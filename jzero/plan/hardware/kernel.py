@@ -37,3 +37,21 @@ class Kernel:
         """
         device = max(gpu.product_seconds(self.flops), self.n_bytes / gpu.memory_bandwidth)
         return max(device, max(self.to_device, self.to_host) / gpu.pcie_bandwidth, gpu.kernel_latency)
+
+
+def share_seen(n_keys: int, is_causal: bool, window: int | None = None) -> float:
+    """Which part of all pairs of a query and a key flash attention computes, for as many queries as keys.
+
+    Args:
+        n_keys: in a row.
+        is_causal: whether a query sees no later key.
+        window: how many keys up to itself a query sees at most; None for all.
+
+    Example:
+        >>> share_seen(4, is_causal=True), share_seen(4, is_causal=True, window=2), share_seen(4, is_causal=False)
+        (0.625, 0.4375, 1.0)
+    """
+    if not is_causal:
+        return 1.0
+    seen = min(n_keys if window is None else window, n_keys)
+    return (seen * n_keys - seen * (seen - 1) / 2) / n_keys**2

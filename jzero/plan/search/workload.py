@@ -113,7 +113,7 @@ class Workload:
     @collection_put_off()
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
-        functional = abstract_functional(self._with(setting, batch), self.cluster.n_gpus)
+        functional = abstract_functional(self._with(setting, batch), self.cluster.n_gpus, self.cluster.gpu)
         return closed_form_row(setting, self.cluster, functional)
 
     def compile(self, row: Row, *, batch: bool) -> Row:

@@ -155,8 +155,10 @@ def _backward(form: Form, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) 
         return grad_q, grad_k, grad_v, grad_bias
 
     grads = _over_pairs(form, inputs, pair, tuple(map(zeros, inputs[:4])))
-    grads = [None if g is None else g.astype(x.dtype) for g, x in zip(grads, inputs[:4], strict=True)]
-    return (Inputs(*grads, None, None, None),)  # pyright: ignore[reportArgumentType]
+    grad_q, grad_k, grad_v, grad_bias = (
+        None if g is None else g.astype(x.dtype) for g, x in zip(grads, inputs[:4], strict=True)
+    )
+    return (Inputs(grad_q, grad_k, grad_v, grad_bias, None, None, None),)  # pyright: ignore[reportArgumentType]
 
 
 blockwise.defvjp(_forward, _backward)

@@ -8,14 +8,25 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
 ASSUMED_CUDNN = 91002
 """The version of cuDNN that a program is traced for where none is installed, as cuDNN numbers it: 9.10.2."""
+
+
+_ABSTRACT = "compute capability "
+"""What the kind of an abstract GPU begins with; the kind is what JAX's caches tell devices apart by."""
+
+
+class _Device(Protocol):
+    """What is asked of a `jax.Device`, which is no type that annotations take."""
+
+    @property
+    def platform(self) -> str: ...
 
 
 class Target(NamedTuple):
@@ -46,8 +57,23 @@ def target_of(mesh: Mesh | AbstractMesh) -> Target:
 
     >>> target_of(Mesh(jax.devices()[:1], "x")).platform
     'cpu'
+    >>> target_of(AbstractMesh((8,), ("x",), abstract_device=abstract_gpu("8.0")))
+    Target(platform='gpu', capability=(8, 0), is_abstract=True)
     """
-    return Target("gpu", is_abstract=True) if isinstance(mesh, AbstractMesh) else _of_device(mesh.devices.flat[0])
+    if not isinstance(mesh, AbstractMesh):
+        return _of_device(mesh.devices.flat[0])
+    kind = "" if mesh.abstract_device is None else mesh.abstract_device.device_kind
+    capability = kind.removeprefix(_ABSTRACT)
+    return Target("gpu", _numbers(capability) if "." in capability else None, is_abstract=True)
+
+
+def abstract_gpu(capability: str | None) -> AbstractDevice:
+    """A GPU that is only estimated, as the device of a `jax.sharding.AbstractMesh`.
+
+    Args:
+        capability: its compute capability, such as "9.0"; None where no kernels are compiled for it.
+    """
+    return AbstractDevice(device_kind=f"{_ABSTRACT}{capability}", num_cores=None, platform="gpu")
 
 
 def cudnn_is_there() -> bool:
@@ -58,8 +84,8 @@ def cudnn_is_there() -> bool:
 @functools.cache
 def _cudnn_is_installed() -> bool:
     try:
-        return cudnn.cuda_versions is not None and cudnn.cuda_versions.cudnn_get_version() > 0
-    except RuntimeError:  # "cuDNN not found."
+        return cudnn.check_cudnn_version() > 0
+    except RuntimeError:  # "cuDNN not found.", or "not detected" where nothing of CUDA is there
         return False
 
 
@@ -96,7 +122,7 @@ def _cudnn_of(devices: Target) -> Iterator[None]:
             setattr(cudnn, name, function)
 
 
-def _of_device(device: jax.Device) -> Target:
+def _of_device(device: _Device) -> Target:
     platform = "gpu" if device.platform in ("gpu", "cuda") else device.platform
     capability = getattr(device, "compute_capability", None)
     return Target(platform, None if capability is None else _numbers(capability))

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jzero.ops.blockwise import UNSEEN, Form, Inputs
+from jzero.ops.blocks import UNSEEN, Form, Inputs
 from jzero.ops.visibility import visible
 
 
 def plain(form: Form, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-    """What `jzero.ops.blockwise.blockwise` returns; dropout draws other numbers."""
+    """What `jzero.ops.blocks.blockwise` returns; dropout draws other numbers."""
     scores = jnp.einsum("bkgqd,bksd->bkgqs", inputs.q, inputs.k).astype(jnp.float32) * form.scale
     if form.softcap is not None:
         scores = form.softcap * jnp.tanh(scores / form.softcap)

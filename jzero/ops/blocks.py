@@ -7,15 +7,15 @@ which the backward pass computes them again (Dao et al. 2022, "FlashAttention", 
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from jzero.ops.visibility import Places, Rule, block_pairs, visible
 
-BLOCK = 512
-"""Tokens in a block: scores of 512 x 512 are large enough for matrix units and small beside a layer's activations."""
+BLOCK = 256
+"""Tokens in a block: scores of 256 x 256 are large enough for matrix units and small beside a layer's activations."""
 
 UNSEEN = -1e30
 """In the place of minus infinity, which would make NaN of a query that has seen nothing yet."""
@@ -87,7 +87,6 @@ class Block(NamedTuple):
     kept: jax.Array | None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def blockwise(form: Form, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     """Attention of padded, grouped arrays: lengths are multiples of the sizes of blocks.
 
@@ -95,6 +94,11 @@ def blockwise(form: Form, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         The output `[B, K, G, T, h_v]` in the dtype of `v`, and the log-sum-exp of each query's scores,
         `f32[B, K, G, T]`, minus infinity for one that sees nothing.
     """
+    return cast(tuple[jax.Array, jax.Array], _blockwise(form, inputs))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blockwise(form: Form, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     return _forward(form, inputs)[0]
 
 
@@ -161,7 +165,7 @@ def _backward(form: Form, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) 
     return (Inputs(grad_q, grad_k, grad_v, grad_bias, None, None, None),)  # pyright: ignore[reportArgumentType]
 
 
-blockwise.defvjp(_forward, _backward)
+_blockwise.defvjp(_forward, _backward)
 
 
 def _over_pairs(form: Form, inputs: Inputs, pair: Callable, start: tuple) -> tuple:

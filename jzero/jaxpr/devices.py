@@ -35,13 +35,14 @@ class Target(NamedTuple):
     Attributes:
         platform: "cpu", "gpu" or "tpu".
         capability: a GPU's compute capability, such as (9, 0); None where it is not known, and for other devices.
-        is_abstract: whether it is only estimated, with no compiler and no devices, so that cuDNN counts as installed.
     """
 
     platform: str
     capability: tuple[int, int] | None = None
-    is_abstract: bool = False
 
+
+SHAPES_ALONE = Target("gpu", (9, 0))
+"""Where a model is traced for the shapes of its parameters and nothing will run: any kernel may be called."""
 
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
 
@@ -58,13 +59,13 @@ def target_of(mesh: Mesh | AbstractMesh) -> Target:
     >>> target_of(Mesh(jax.devices()[:1], "x")).platform
     'cpu'
     >>> target_of(AbstractMesh((8,), ("x",), abstract_device=abstract_gpu("8.0")))
-    Target(platform='gpu', capability=(8, 0), is_abstract=True)
+    Target(platform='gpu', capability=(8, 0))
     """
     if not isinstance(mesh, AbstractMesh):
         return _of_device(mesh.devices.flat[0])
     kind = "" if mesh.abstract_device is None else mesh.abstract_device.device_kind
     capability = kind.removeprefix(_ABSTRACT)
-    return Target("gpu", _numbers(capability) if "." in capability else None, is_abstract=True)
+    return Target("gpu", _numbers(capability) if "." in capability else None)
 
 
 def abstract_gpu(capability: str | None) -> AbstractDevice:
@@ -77,8 +78,15 @@ def abstract_gpu(capability: str | None) -> AbstractDevice:
 
 
 def cudnn_is_there() -> bool:
-    """Whether the program that is being traced may call cuDNN: it is installed here, or nothing will be compiled."""
-    return _cudnn_is_installed() or target().is_abstract
+    """Whether a program for GPUs may call cuDNN: it is installed, or the GPUs are not here.
+
+    A program is compiled for absent GPUs without any of NVIDIA's libraries.
+    """
+    return _cudnn_is_installed() or _gpus_are_absent()
+
+
+def _gpus_are_absent() -> bool:
+    return jax.default_backend() != "gpu"
 
 
 @functools.cache
@@ -113,7 +121,7 @@ def _cudnn_of(devices: Target) -> Iterator[None]:
         capability = devices.capability
         cudnn.check_compute_capability = lambda least: capability >= _numbers(least)
         cudnn.is_cuda_compute_capability_equal = lambda other: capability == _numbers(other)
-    if not _cudnn_is_installed():
+    if _gpus_are_absent() and not _cudnn_is_installed():
         cudnn.check_cudnn_version = lambda: ASSUMED_CUDNN
     try:
         yield

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jzero.base.types import Batch, LossFn, Mask, Metrics, Params, Placements
 from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError, OffloadError
+from jzero.jaxpr.devices import target_of, traced_for
 from jzero.offload.choose import offload_for
 from jzero.offload.host_budget import Budget
 from jzero.offload.interface import NewState, OptimizerLayout, StateLayout, StateStore
@@ -247,7 +248,8 @@ def _new_state(spec: StepSpec, fixed: OptimizerLayout, local_batch: Batch) -> Ne
 
     def init_state(seed: jax.Array, given_params: Params | None = None) -> TrainState:
         key = jax.random.key(seed)
-        made, state = spec.model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
+        with traced_for(target_of(spec.mesh)):
+            made, state = spec.model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
         if given_params is not None:
             made = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), given_params, made)
         master = dtypes.master_params(made)

@@ -16,6 +16,7 @@ from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
 from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
+from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
 from jzero.sharding.mesh import DATA_AXES, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
@@ -53,7 +54,8 @@ def model_width(model: Model, sample_batch: Batch) -> int | None:
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), sample_batch
     )
-    params, _ = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), batch)
+    with traced_for(SHAPES_ALONE):
+        params, _ = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), batch)
     return hidden_size_of(x.shape for x in jax.tree.leaves(params))
 
 
@@ -89,7 +91,8 @@ def abstract_model(model: Model, dtypes: Precision, local_batch: Batch) -> tuple
         params, model_state = model.init(key, batch)
         return dtypes.master_params(params), dtypes.state(model_state)
 
-    params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
+    with traced_for(SHAPES_ALONE):
+        params, model_state = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), local_batch)
     if not jax.tree.leaves(params):
         raise ModelError(
             "the model has no parameters (nnx.Param, or the collection 'params' in Linen), so nothing to train."

@@ -215,7 +215,7 @@ def test_what_cannot_be_is_said():
 def test_on_a_gpu_the_log_says_which_path_runs_and_why(settings, dtype, words, caplog, monkeypatch):
     monkeypatch.setattr(attend, "_said", set())
     operands = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), arrays("all")[0][:3])
-    with caplog.at_level(logging.INFO, "jzero"), traced_for(Target("gpu", (9, 0), is_abstract=True)):
+    with caplog.at_level(logging.INFO, "jzero"), traced_for(Target("gpu", (9, 0))):
         for _ in range(2):
             jax.eval_shape(lambda *x: attention(*x, **settings), *operands)
     assert len(caplog.messages) == 1

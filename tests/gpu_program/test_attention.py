@@ -101,7 +101,7 @@ def test_working_memory_is_that_of_rows_and_not_of_scores(scanned):
 
 
 MOST = {True: 90, False: 100}
-"""MB; queries, keys, values and their gradients of one layer are 38, its gathered weights 5, the gradients of all 19."""
+"""MB. Queries, keys, values and their gradients of a layer are 38, its gathered weights 5, all gradients 19."""
 
 
 def test_flops_are_counted_though_no_product_is_in_the_program():

@@ -1,8 +1,10 @@
-"""Cross entropy from hidden states, a chunk of tokens at a time, so that the logits of all tokens never exist.
+"""Cross entropy from hidden states, of which only some logits exist at a time.
 
-Forward, a loop over chunks keeps one number per token, the log of the sum of its exponentials. Backward, a second loop
-computes each chunk's logits again and adds the chunk's part to the gradient of the output layer, in float32. The output
-layer is a constant of both loops, so that ZeRO stage 3 gathers it once per pass and scatters its gradient once.
+Forward, a loop over chunks of tokens keeps one number per token, the log of the sum of its exponentials. With that a
+logit's gradient needs no other logit, so the backward pass goes through the vocabulary instead: a part of it at a time,
+for all tokens. So each row of the output layer's gradient is one product, rounded once, and takes the row's own place.
+The output layer is a constant of the first loop and the start of the second: ZeRO stage 3 gathers it once per pass and
+scatters its gradient once.
 """
 
 import functools
@@ -16,10 +18,13 @@ from jzero.flax.mean import Mean
 from jzero.ops.loss_checks import HeadLayout, check_arrays, check_optional_arrays, check_options
 
 CHUNK_BYTES = 256 * 2**20
-"""How large the float32 logits of a chunk may be, by default."""
+"""How large the float32 logits that exist at a time may be, by default."""
 
 MIN_CHUNK = 128
 """Tokens in a chunk at least, by default: products of fewer rows are slow."""
+
+TILE = 8
+"""Parts have a multiple of this many rows, which tensor cores like."""
 
 
 def cross_entropy(
@@ -52,7 +57,8 @@ def cross_entropy(
         ignore_index: targets of this value have no weight; with a `mask`, both count.
         z_loss: adds this times the square of the log of the sum of exponentials, which keeps logits from drifting.
         softcap: logits `x` become `softcap * tanh(x / softcap)`.
-        chunk_tokens: tokens in a chunk. By default as many as have 256 MiB of logits, and at least 128.
+        chunk_tokens: how many tokens' logits exist at a time; backward those of all tokens, at as much less of the
+            vocabulary. By default as many as take 256 MiB, and at least 128.
 
     Returns:
         The sum of the losses, in nats, and the sum of the weights, without a mask the number of tokens. As a loss it is
@@ -72,10 +78,13 @@ def cross_entropy(
     check_arrays(hidden, head, targets, head_layout)
     vocab = head.shape[head_layout.index("v")]
     check_optional_arrays(bias, mask, (vocab,), targets.shape)
-    form, layer, n_tokens = _Form(head_layout, z_loss, softcap), _OutputLayer(head, bias), targets.size
-    tokens = _Tokens(hidden.reshape(n_tokens, hidden.shape[-1]), targets.reshape(n_tokens))
-    chunk = _chunk_size(n_tokens, vocab) if chunk_tokens is None else chunk_tokens
-    losses = _token_losses(form, layer, tokens).loss if chunk >= n_tokens else _in_chunks(form, layer, tokens, chunk)
+    n_tokens, layer = targets.size, _OutputLayer(head, bias)
+    tokens = _Tokens(hidden.reshape(n_tokens, hidden.shape[-1]), targets.reshape(n_tokens).astype(jnp.int32))
+    chunk = chunk_tokens or max(MIN_CHUNK, CHUNK_BYTES // (4 * vocab))
+    form = _Form(
+        head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, -(-vocab * chunk // (2 * n_tokens)))
+    )
+    losses = _token_losses(form, layer, tokens).loss if chunk >= n_tokens else _in_parts(form, layer, *tokens)
     weights = _weights(targets, mask, ignore_index)
     if weights is None:
         return Mean(losses.sum(), jnp.asarray(n_tokens, jnp.float32))
@@ -88,6 +97,12 @@ class _Form(NamedTuple):
     head_layout: HeadLayout
     z_loss: float
     softcap: float | None
+    chunk: int  # tokens at a time in the forward pass
+    width: int  # entries of the vocabulary at a time in the backward pass
+
+    @property
+    def vocab_dim(self) -> int:
+        return self.head_layout.index("v")
 
 
 class _OutputLayer(NamedTuple):
@@ -128,13 +143,12 @@ def _weights(targets: jax.Array, mask: jax.Array | None, ignore_index: int | Non
     return counted.astype(jnp.float32) if weights is None else jnp.where(counted, weights, 0)
 
 
-def _chunk_size(n_tokens: int, vocab: int) -> int:
-    """Tokens in each of the fewest chunks that keep the bound, all about equally long."""
-    most = max(MIN_CHUNK, CHUNK_BYTES // (4 * vocab))
-    if n_tokens <= most:
-        return n_tokens
-    even = math.ceil(n_tokens / math.ceil(n_tokens / most))
-    return 8 * math.ceil(even / 8)  # what tensor cores like
+def _size(n: int, most: int) -> int:
+    """How large each of the fewest parts of `n` is, if none is larger than `most`, and all are about equal."""
+    if n <= most:
+        return n
+    even = math.ceil(n / math.ceil(n / most))
+    return min(n, TILE * math.ceil(even / TILE))
 
 
 def _token_losses(form: _Form, layer: _OutputLayer, tokens: _Tokens) -> _TokenLosses:
@@ -158,74 +172,110 @@ def _is_target(targets: jax.Array, vocab: int) -> jax.Array:
     return jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab), 1) == targets[:, None]
 
 
-def _in_chunks(form: _Form, layer: _OutputLayer, tokens: _Tokens, chunk: int) -> jax.Array:
-    """The losses of `[T, d]` tokens, by chunks; what the last chunk lacks is filled with zeros."""
-    n_tokens, d = tokens.hidden.shape
-    filling = -n_tokens % chunk
-    hidden, targets = jnp.pad(tokens.hidden, ((0, filling), (0, 0))), jnp.pad(tokens.targets, (0, filling))
-    return _chunked(form, layer, hidden.reshape(-1, chunk, d), targets.reshape(-1, chunk)).reshape(-1)[:n_tokens]
-
-
-def _chunk_losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-    """The losses of chunks: `[n_chunks, T, d]` and `[n_chunks, T]` -> `[n_chunks, T]`."""
+def _losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+    """The losses of `[T, d]` tokens, a chunk at a time."""
     return _forward(form, layer, hidden, targets)[0]
 
 
 def _forward(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> tuple[jax.Array, _Kept]:
     tokens = _Tokens(hidden, targets)
-    loss, log_sum = jax.lax.map(lambda chunk: _token_losses(form, layer, chunk), tokens)
-    return loss, _Kept(layer, tokens, log_sum)
+    n_tokens = len(targets)
+
+    def step(found: _TokenLosses, i: jax.Array) -> tuple[_TokenLosses, None]:
+        # The last chunk begins early enough to be as long as the others. What it computes twice stays the same.
+        begin = jnp.minimum(i * form.chunk, n_tokens - form.chunk)
+        chunk = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, form.chunk), tokens)
+        new = _token_losses(form, layer, chunk)
+        return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, begin, 0), found, new), None
+
+    nothing = _TokenLosses(*(jnp.zeros(n_tokens, jnp.float32) for _ in _TokenLosses._fields))
+    found, _ = jax.lax.scan(step, nothing, jnp.arange(-(-n_tokens // form.chunk)))
+    return found.loss, _Kept(layer, tokens, found.log_sum)
 
 
 def _backward(form: _Form, kept: _Kept, grad: jax.Array) -> tuple[_OutputLayer, jax.Array, None]:
-    layer = kept.layer
+    vocab, hidden = kept.layer.head.shape[form.vocab_dim], kept.tokens.hidden
+
+    def step(carry: tuple[_OutputLayer, jax.Array], i: jax.Array) -> tuple[tuple[_OutputLayer, jax.Array], None]:
+        layer, grad_hidden = carry
+        # The last part begins early enough to be as wide as the others, where gradients have taken the layer's place.
+        begin = jnp.minimum(i * form.width, vocab - form.width)
+        is_new = begin + jnp.arange(form.width) >= i * form.width
+        found = _part(form, layer, begin)
+        part = _where(form, is_new, found, jax.tree.map(jnp.zeros_like, found))
+        grad_logits = jnp.where(is_new, _grad_logits(form, part, kept, begin, grad), 0)
+        grad_part, more = _grads(form, part, hidden, grad_logits)
+        layer = _replaced(form, layer, _where(form, is_new, grad_part, found), begin)
+        return (layer, grad_hidden + more), None
+
     # Zeros depend on nothing: the compiler could make them at the start of the step.
     zero, grad = jax.lax.optimization_barrier((jnp.zeros((), jnp.float32), grad))
-    zeros = jax.tree.map(lambda x: jnp.broadcast_to(zero, x.shape), layer)
-
-    def step(sums: _OutputLayer, chunk: tuple[_Tokens, jax.Array, jax.Array]) -> tuple[_OutputLayer, jax.Array]:
-        grad_logits = _grad_logits(form, layer, *chunk)
-        grad_bias = None if layer.bias is None else grad_logits.sum(axis=0)
-        grad_head, grad_hidden = _grads_of_product(form, layer.head, chunk[0].hidden, grad_logits)
-        return jax.tree.map(jnp.add, sums, _OutputLayer(grad_head, grad_bias)), grad_hidden
-
-    sums, grad_hidden = jax.lax.scan(step, zeros, (kept.tokens, kept.log_sum, grad))
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), sums, layer), grad_hidden, None
+    start = kept.layer, jnp.broadcast_to(zero, hidden.shape)
+    (grad_layer, grad_hidden), _ = jax.lax.scan(step, start, jnp.arange(-(-vocab // form.width)))
+    return grad_layer, grad_hidden.astype(hidden.dtype), None
 
 
-_chunked = jax.custom_vjp(_chunk_losses, nondiff_argnums=(0,))
-_chunked.defvjp(_forward, _backward)
+_in_parts = jax.custom_vjp(_losses, nondiff_argnums=(0,))
+_in_parts.defvjp(_forward, _backward)
 
 
-def _grad_logits(form: _Form, layer: _OutputLayer, tokens: _Tokens, log_sum: jax.Array, grad: jax.Array) -> jax.Array:
-    """Gradients of the losses of `[T, d]` tokens by their logits before the soft cap: float32 `[T, vocab]`."""
-    logits, slope = _logits(form, layer, tokens.hidden), None
+def _part(form: _Form, layer: _OutputLayer, begin: jax.Array) -> _OutputLayer:
+    """What of a layer is for `form.width` entries of the vocabulary."""
+    part = lambda x, dim: jax.lax.dynamic_slice_in_dim(x, begin, form.width, dim)
+    return _OutputLayer(part(layer.head, form.vocab_dim), None if layer.bias is None else part(layer.bias, 0))
+
+
+def _replaced(form: _Form, layer: _OutputLayer, part: _OutputLayer, begin: jax.Array) -> _OutputLayer:
+    """A layer with another part in it."""
+    put = lambda x, part, dim: jax.lax.dynamic_update_slice_in_dim(x, part, begin, dim)
+    head = put(layer.head, part.head, form.vocab_dim)
+    return _OutputLayer(head, None if layer.bias is None else put(layer.bias, part.bias, 0))
+
+
+def _where(form: _Form, is_first: jax.Array, first: _OutputLayer, second: _OutputLayer) -> _OutputLayer:
+    """Of two layers the first where `is_first`, by entries of the vocabulary."""
+    head = jnp.where(jnp.expand_dims(is_first, 1 - form.vocab_dim), first.head, second.head)
+    return _OutputLayer(head, None if first.bias is None else jnp.where(is_first, first.bias, second.bias))
+
+
+def _grad_logits(form: _Form, part: _OutputLayer, kept: _Kept, begin: jax.Array, grad: jax.Array) -> jax.Array:
+    """Gradients of the losses of all tokens by some logits, before the soft cap: float32 `[T, width]`.
+
+    Args:
+        form: see `_Form`.
+        part: the part of the layer that makes the logits.
+        kept: what the forward pass kept.
+        begin: the first entry of the vocabulary that is in the part.
+        grad: float32 `[T]`, by the losses.
+    """
+    logits, slope = _logits(form, part, kept.tokens.hidden), None
     if form.softcap is not None:
         capped = jnp.tanh(logits / form.softcap)
         logits, slope = form.softcap * capped, 1 - capped**2
-    of_log_sum = grad * (1 + 2 * form.z_loss * log_sum)
-    of_logits = jnp.exp(logits - log_sum[:, None]) * of_log_sum[:, None]
-    of_logits -= jnp.where(_is_target(tokens.targets, logits.shape[-1]), grad[:, None], 0)
+    of_log_sum = grad * (1 + 2 * form.z_loss * kept.log_sum)
+    of_logits = jnp.exp(logits - kept.log_sum[:, None]) * of_log_sum[:, None]
+    of_logits -= jnp.where(_is_target(kept.tokens.targets - begin, form.width), grad[:, None], 0)
     return of_logits if slope is None else of_logits * slope
 
 
-def _grads_of_product(
-    form: _Form, head: jax.Array, hidden: jax.Array, grad_logits: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Gradients by the head, float32 and in its own order, and by `hidden`.
+def _grads(
+    form: _Form, part: _OutputLayer, hidden: jax.Array, grad_logits: jax.Array
+) -> tuple[_OutputLayer, jax.Array]:
+    """Gradients of a part of the layer, and what it adds to those of hidden states, in float32.
 
-    JAX multiplies float32 gradients of logits with operands of 16 bits, for which GPUs widen the whole head. In bf16
-    they are split into two bf16 numbers instead, which sum to them to 16 bits, and are multiplied side by side.
+    JAX multiplies float32 gradients of logits by operands of 16 bits, for which GPUs widen the operands. In bf16 the
+    gradients are split instead, into two numbers that sum to them to 16 bits, and are multiplied side by side.
     """
-    rows, times = grad_logits, 1
-    if head.dtype == jnp.bfloat16:
-        # Not by casts there and back, which XLA may leave out.
+    sides, n_sides = grad_logits, 1
+    if part.head.dtype == jnp.bfloat16:
+        # Rounded by no cast: XLA leaves out casts there and back.
         high = jax.lax.reduce_precision(grad_logits, exponent_bits=8, mantissa_bits=7)
-        rows, times = jnp.concatenate([high, grad_logits - high]).astype(head.dtype), 2
+        sides, n_sides = jnp.concatenate([high, grad_logits - high], axis=1).astype(jnp.bfloat16), 2
     product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-    grad_hidden = product(rows, head, (((1,), (form.head_layout.index("v"),)), ((), ())))
-    grad_hidden = grad_hidden.reshape(times, *hidden.shape).sum(axis=0).astype(hidden.dtype)
-    left, right = rows, jnp.concatenate([hidden] * times)
-    if form.head_layout == "dv":
-        left, right = right, left
-    return product(left, right, (((0,), (0,)), ((), ()))), grad_hidden
+    head = jnp.concatenate([part.head] * n_sides, axis=form.vocab_dim)
+    grad_hidden = product(sides, head, (((1,), (form.vocab_dim,)), ((), ())))
+    left, right = (sides, hidden) if form.vocab_dim == 0 else (hidden, sides)
+    grad_head = product(left, right, (((0,), (0,)), ((), ())))
+    grad_head = sum(jnp.split(grad_head, n_sides, axis=form.vocab_dim))
+    grad_bias = None if part.bias is None else grad_logits.sum(axis=0).astype(part.bias.dtype)
+    return _OutputLayer(grad_head.astype(part.head.dtype), grad_bias), grad_hidden

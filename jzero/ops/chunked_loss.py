@@ -1,8 +1,8 @@
 """Cross entropy from hidden states, of which only some logits exist at a time.
 
-Forward, a loop over chunks of tokens keeps one number per token, the log of the sum of its exponentials. With that a
-logit's gradient needs no other logit, so the backward pass goes through the vocabulary instead: a part of it at a time,
-for all tokens. So each row of the output layer's gradient is one product, rounded once, and takes the row's own place.
+Forward, a loop over chunks of tokens keeps two numbers per token: its largest logit, and a sum of exponentials. With
+them a logit's gradient needs no other logit, so the backward pass goes through the vocabulary instead: a part of it at
+a time, for all tokens. Each row of the output layer's gradient is one product, rounded once, and takes the row's place.
 The output layer is a constant of the first loop and the start of the second: ZeRO stage 3 gathers it once per pass and
 scatters its gradient once.
 """
@@ -48,7 +48,7 @@ def cross_entropy(
 
     Args:
         hidden: `[..., T, d]`, floating: what enters the output layer.
-        head: the output layer, of the dtype of `hidden`.
+        head: the output layer, of the dtype of `hidden` or a wider one, in which the logits are then computed.
         targets: integers `[..., T]`. One that is outside of `0 ... vocab - 1`, and not ignored, is not noticed: its
             token's loss is that of a label whose logit is 0.
         head_layout: `"vd"` for a head `[vocab, d]`, such as an embedding's table; `"dv"` for one `[d, vocab]`.
@@ -79,7 +79,8 @@ def cross_entropy(
     vocab = head.shape[head_layout.index("v")]
     check_optional_arrays(bias, mask, (vocab,), targets.shape)
     n_tokens, layer = targets.size, _OutputLayer(head, bias)
-    tokens = _Tokens(hidden.reshape(n_tokens, hidden.shape[-1]), targets.reshape(n_tokens).astype(jnp.int32))
+    hidden = hidden.reshape(n_tokens, hidden.shape[-1]).astype(head.dtype)
+    tokens = _Tokens(hidden, targets.reshape(n_tokens).astype(jnp.int32))
     chunk = chunk_tokens or max(MIN_CHUNK, CHUNK_BYTES // (4 * vocab))
     form = _Form(
         head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, -(-vocab * chunk // (2 * n_tokens)))
@@ -120,10 +121,11 @@ class _Tokens(NamedTuple):
 
 
 class _TokenLosses(NamedTuple):
-    """Of each token its loss, and the log of the sum of the exponentials of its logits."""
+    """Of each token its loss, its largest logit, and the sum of the exponentials of what its logits are below that."""
 
     loss: jax.Array
-    log_sum: jax.Array
+    top: jax.Array
+    total: jax.Array
 
 
 class _Kept(NamedTuple):
@@ -131,7 +133,8 @@ class _Kept(NamedTuple):
 
     layer: _OutputLayer
     tokens: _Tokens
-    log_sum: jax.Array
+    top: jax.Array
+    total: jax.Array
 
 
 def _weights(targets: jax.Array, mask: jax.Array | None, ignore_index: int | None) -> jax.Array | None:
@@ -156,9 +159,11 @@ def _token_losses(form: _Form, layer: _OutputLayer, tokens: _Tokens) -> _TokenLo
     logits = _logits(form, layer, tokens.hidden)
     if form.softcap is not None:
         logits = form.softcap * jnp.tanh(logits / form.softcap)
-    log_sum = jax.nn.logsumexp(logits, axis=-1)
+    top = jax.lax.stop_gradient(logits).max(axis=-1)
+    total = jnp.exp(logits - top[:, None]).sum(axis=-1)
+    log_sum = jnp.log(total) + top
     loss = log_sum - jnp.sum(logits, axis=-1, where=_is_target(tokens.targets, logits.shape[-1]))
-    return _TokenLosses(loss + form.z_loss * log_sum**2 if form.z_loss else loss, log_sum)
+    return _TokenLosses(loss + form.z_loss * log_sum**2 if form.z_loss else loss, top, total)
 
 
 def _logits(form: _Form, layer: _OutputLayer, hidden: jax.Array) -> jax.Array:
@@ -190,7 +195,7 @@ def _forward(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.A
 
     nothing = _TokenLosses(*(jnp.zeros(n_tokens, jnp.float32) for _ in _TokenLosses._fields))
     found, _ = jax.lax.scan(step, nothing, jnp.arange(-(-n_tokens // form.chunk)))
-    return found.loss, _Kept(layer, tokens, found.log_sum)
+    return found.loss, _Kept(layer, tokens, found.top, found.total)
 
 
 def _backward(form: _Form, kept: _Kept, grad: jax.Array) -> tuple[_OutputLayer, jax.Array, None]:
@@ -219,23 +224,29 @@ _in_parts = jax.custom_vjp(_losses, nondiff_argnums=(0,))
 _in_parts.defvjp(_forward, _backward)
 
 
+def _vocab_dim(form: _Form, x: jax.Array) -> int:
+    """Which dimension of an array of the layer goes over the vocabulary."""
+    return form.vocab_dim if x.ndim == 2 else 0
+
+
 def _part(form: _Form, layer: _OutputLayer, begin: jax.Array) -> _OutputLayer:
     """What of a layer is for `form.width` entries of the vocabulary."""
-    part = lambda x, dim: jax.lax.dynamic_slice_in_dim(x, begin, form.width, dim)
-    return _OutputLayer(part(layer.head, form.vocab_dim), None if layer.bias is None else part(layer.bias, 0))
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, form.width, _vocab_dim(form, x)), layer)
 
 
 def _replaced(form: _Form, layer: _OutputLayer, part: _OutputLayer, begin: jax.Array) -> _OutputLayer:
     """A layer with another part in it."""
-    put = lambda x, part, dim: jax.lax.dynamic_update_slice_in_dim(x, part, begin, dim)
-    head = put(layer.head, part.head, form.vocab_dim)
-    return _OutputLayer(head, None if layer.bias is None else put(layer.bias, part.bias, 0))
+    put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, begin, _vocab_dim(form, x))
+    return jax.tree.map(put, layer, part)
 
 
 def _where(form: _Form, is_first: jax.Array, first: _OutputLayer, second: _OutputLayer) -> _OutputLayer:
-    """Of two layers the first where `is_first`, by entries of the vocabulary."""
-    head = jnp.where(jnp.expand_dims(is_first, 1 - form.vocab_dim), first.head, second.head)
-    return _OutputLayer(head, None if first.bias is None else jnp.where(is_first, first.bias, second.bias))
+    """Of two parts of a layer the first where `is_first`, by entries of the vocabulary."""
+
+    def choose(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(jnp.expand_dims(is_first, [i for i in range(x.ndim) if i != _vocab_dim(form, x)]), x, y)
+
+    return jax.tree.map(choose, first, second)
 
 
 def _grad_logits(form: _Form, part: _OutputLayer, kept: _Kept, begin: jax.Array, grad: jax.Array) -> jax.Array:
@@ -252,8 +263,8 @@ def _grad_logits(form: _Form, part: _OutputLayer, kept: _Kept, begin: jax.Array,
     if form.softcap is not None:
         capped = jnp.tanh(logits / form.softcap)
         logits, slope = form.softcap * capped, 1 - capped**2
-    of_log_sum = grad * (1 + 2 * form.z_loss * kept.log_sum)
-    of_logits = jnp.exp(logits - kept.log_sum[:, None]) * of_log_sum[:, None]
+    of_log_sum = grad * (1 + 2 * form.z_loss * (jnp.log(kept.total) + kept.top))
+    of_logits = jnp.exp(logits - kept.top[:, None]) * (of_log_sum / kept.total)[:, None]
     of_logits -= jnp.where(_is_target(kept.tokens.targets - begin, form.width), grad[:, None], 0)
     return of_logits if slope is None else of_logits * slope
 
@@ -276,6 +287,6 @@ def _grads(
     grad_hidden = product(sides, head, (((1,), (form.vocab_dim,)), ((), ())))
     left, right = (sides, hidden) if form.vocab_dim == 0 else (hidden, sides)
     grad_head = product(left, right, (((0,), (0,)), ((), ())))
-    grad_head = sum(jnp.split(grad_head, n_sides, axis=form.vocab_dim))
+    grad_head = functools.reduce(jnp.add, jnp.split(grad_head, n_sides, axis=form.vocab_dim))
     grad_bias = None if part.bias is None else grad_logits.sum(axis=0).astype(part.bias.dtype)
     return _OutputLayer(grad_head.astype(part.head.dtype), grad_bias), grad_hidden

@@ -117,7 +117,7 @@ def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig
     width = widths[across]
     wide = grad.size * jnp.dtype(grad_reduce.dtype).itemsize
     if grad.dtype == grad_reduce.dtype or wide <= PIECE_BYTES or width <= 1:
-        return across, [0, width]
+        return across, [0, grad.shape[across]]
     n_pieces = -(-width // max(PIECE_BYTES // (wide // width), 1))
     return across, [i * width // n_pieces for i in range(n_pieces + 1)]
 

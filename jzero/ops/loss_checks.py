@@ -37,7 +37,7 @@ def check_arrays(hidden: jax.Array, head: jax.Array, targets: jax.Array, head_la
     for name, x in {"hidden": hidden, "head": head}.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ModelError(f"cross_entropy: {name} is {x.dtype}; it must be floating.")
-    if jnp.promote_types(hidden.dtype, head.dtype) != head.dtype:
+    if hidden.dtype != head.dtype and jnp.finfo(hidden.dtype).bits >= jnp.finfo(head.dtype).bits:
         raise ModelError(
             f"cross_entropy: hidden is {hidden.dtype} and head {head.dtype}; cast one of them, so that both are alike."
         )

@@ -21,7 +21,7 @@ CHUNK_BYTES = 256 * 2**20
 """How large the float32 logits that exist at a time may be, by default."""
 
 MIN_CHUNK = 128
-"""Tokens in a chunk at least, by default: products of fewer rows are slow."""
+"""Tokens in a chunk, or entries of the vocabulary in a part, at least, by default: smaller products are slow."""
 
 TILE = 8
 """Parts have a multiple of this many rows, which tensor cores like."""
@@ -44,7 +44,7 @@ def cross_entropy(
 
     It equals the loss of `logits = hidden @ head` to rounding, and so do its gradients. The logits are float32 at every
     dtype. Where they fit into one chunk, they are kept for the backward pass; otherwise they are computed again there.
-    It is differentiated in reverse mode, once.
+    It is differentiated in reverse mode.
 
     Args:
         hidden: `[..., T, d]`, floating: what enters the output layer.
@@ -57,8 +57,8 @@ def cross_entropy(
         ignore_index: targets of this value have no weight; with a `mask`, both count.
         z_loss: adds this times the square of the log of the sum of exponentials, which keeps logits from drifting.
         softcap: logits `x` become `softcap * tanh(x / softcap)`.
-        chunk_tokens: how many tokens' logits exist at a time; backward those of all tokens, at as much less of the
-            vocabulary. By default as many as take 256 MiB, and at least 128.
+        chunk_tokens: how many tokens' logits exist at a time; backward half as many logits, those of all tokens at a
+            part of the vocabulary. By default as many as take 256 MiB, and at least 128.
 
     Returns:
         The sum of the losses, in nats, and the sum of the weights, without a mask the number of tokens. As a loss it is
@@ -81,11 +81,11 @@ def cross_entropy(
     n_tokens, layer = targets.size, _OutputLayer(head, bias)
     hidden = hidden.reshape(n_tokens, hidden.shape[-1]).astype(head.dtype)
     tokens = _Tokens(hidden, targets.reshape(n_tokens).astype(jnp.int32))
-    chunk = chunk_tokens or max(MIN_CHUNK, CHUNK_BYTES // (4 * vocab))
-    form = _Form(
-        head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, -(-vocab * chunk // (2 * n_tokens)))
-    )
-    losses = _token_losses(form, layer, tokens).loss if chunk >= n_tokens else _in_parts(form, layer, *tokens)
+    least = MIN_CHUNK if chunk_tokens is None else 1
+    chunk = chunk_tokens or max(least, CHUNK_BYTES // (4 * vocab))
+    width = max(least, math.ceil(vocab * chunk / (2 * n_tokens)))  # logits and their gradients exist at once
+    form = _Form(head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, width))
+    losses = _plain_losses(form, layer, tokens) if chunk >= n_tokens else _in_parts(form, layer, *tokens)
     weights = _weights(targets, mask, ignore_index)
     if weights is None:
         return Mean(losses.sum(), jnp.asarray(n_tokens, jnp.float32))
@@ -93,13 +93,19 @@ def cross_entropy(
 
 
 class _Form(NamedTuple):
-    """What is no array: see `cross_entropy`."""
+    """What is no array.
+
+    Attributes:
+        head_layout, z_loss, softcap: see `cross_entropy`.
+        chunk: tokens at a time in the forward pass.
+        width: entries of the vocabulary at a time in the backward pass.
+    """
 
     head_layout: HeadLayout
     z_loss: float
     softcap: float | None
-    chunk: int  # tokens at a time in the forward pass
-    width: int  # entries of the vocabulary at a time in the backward pass
+    chunk: int
+    width: int
 
     @property
     def vocab_dim(self) -> int:
@@ -120,7 +126,7 @@ class _Tokens(NamedTuple):
     targets: jax.Array
 
 
-class _TokenLosses(NamedTuple):
+class _Found(NamedTuple):
     """Of each token its loss, its largest logit, and the sum of the exponentials of what its logits are below that."""
 
     loss: jax.Array
@@ -154,16 +160,20 @@ def _size(n: int, most: int) -> int:
     return min(n, TILE * math.ceil(even / TILE))
 
 
-def _token_losses(form: _Form, layer: _OutputLayer, tokens: _Tokens) -> _TokenLosses:
-    """The losses of `[T, d]` tokens, as JAX differentiates them."""
-    logits = _logits(form, layer, tokens.hidden)
-    if form.softcap is not None:
-        logits = form.softcap * jnp.tanh(logits / form.softcap)
-    top = jax.lax.stop_gradient(logits).max(axis=-1)
-    total = jnp.exp(logits - top[:, None]).sum(axis=-1)
-    log_sum = jnp.log(total) + top
-    loss = log_sum - jnp.sum(logits, axis=-1, where=_is_target(tokens.targets, logits.shape[-1]))
-    return _TokenLosses(loss + form.z_loss * log_sum**2 if form.z_loss else loss, top, total)
+def _plain_losses(form: _Form, layer: _OutputLayer, tokens: _Tokens) -> jax.Array:
+    """The losses of `[T, d]` tokens, from all logits, as JAX differentiates them."""
+    logits = _capped(form, _logits(form, layer, tokens.hidden))
+    return _losses(form, logits, jax.nn.logsumexp(logits, axis=-1), tokens.targets)
+
+
+def _losses(form: _Form, logits: jax.Array, log_sum: jax.Array, targets: jax.Array) -> jax.Array:
+    """The losses of tokens, from their logits `[T, vocab]` and the log of the sum of the exponentials of those."""
+    losses = log_sum - jnp.sum(logits, axis=-1, where=_is_target(targets, logits.shape[-1]))
+    return losses + form.z_loss * log_sum**2 if form.z_loss else losses
+
+
+def _capped(form: _Form, logits: jax.Array) -> jax.Array:
+    return logits if form.softcap is None else form.softcap * jnp.tanh(logits / form.softcap)
 
 
 def _logits(form: _Form, layer: _OutputLayer, hidden: jax.Array) -> jax.Array:
@@ -177,23 +187,25 @@ def _is_target(targets: jax.Array, vocab: int) -> jax.Array:
     return jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab), 1) == targets[:, None]
 
 
-def _losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-    """The losses of `[T, d]` tokens, a chunk at a time."""
+def _chunked_losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+    """The losses of `[T, d]` tokens, from the logits of a chunk at a time."""
     return _forward(form, layer, hidden, targets)[0]
 
 
 def _forward(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> tuple[jax.Array, _Kept]:
-    tokens = _Tokens(hidden, targets)
-    n_tokens = len(targets)
+    tokens, n_tokens = _Tokens(hidden, targets), len(targets)
 
-    def step(found: _TokenLosses, i: jax.Array) -> tuple[_TokenLosses, None]:
+    def step(found: _Found, i: jax.Array) -> tuple[_Found, None]:
         # The last chunk begins early enough to be as long as the others. What it computes twice stays the same.
         begin = jnp.minimum(i * form.chunk, n_tokens - form.chunk)
         chunk = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, form.chunk), tokens)
-        new = _token_losses(form, layer, chunk)
+        logits = _capped(form, _logits(form, layer, chunk.hidden))
+        top = logits.max(axis=-1)
+        total = jnp.exp(logits - top[:, None]).sum(axis=-1)
+        new = _Found(_losses(form, logits, jnp.log(total) + top, chunk.targets), top, total)
         return jax.tree.map(lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, begin, 0), found, new), None
 
-    nothing = _TokenLosses(*(jnp.zeros(n_tokens, jnp.float32) for _ in _TokenLosses._fields))
+    nothing = _Found(*(jnp.zeros(n_tokens, jnp.float32) for _ in _Found._fields))
     found, _ = jax.lax.scan(step, nothing, jnp.arange(-(-n_tokens // form.chunk)))
     return found.loss, _Kept(layer, tokens, found.top, found.total)
 
@@ -220,7 +232,7 @@ def _backward(form: _Form, kept: _Kept, grad: jax.Array) -> tuple[_OutputLayer, 
     return grad_layer, grad_hidden.astype(hidden.dtype), None
 
 
-_in_parts = jax.custom_vjp(_losses, nondiff_argnums=(0,))
+_in_parts = jax.custom_vjp(_chunked_losses, nondiff_argnums=(0,))
 _in_parts.defvjp(_forward, _backward)
 
 

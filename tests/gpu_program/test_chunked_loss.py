@@ -4,11 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 import jzero
 from jzero.models import next_token_loss, ops
-from jzero.plan import compile_step
+from jzero.plan import compile_step, estimate_step
 from tests.gpu_program.test_stages import EACH_FOR_ITSELF
 
 ROWS, T, D, VOCAB = 4, 4096, 4096, 128256  # on each device
@@ -34,23 +35,28 @@ def plain(model, batch):
     return next_token_loss(logits, {"tokens": tokens})
 
 
-@functools.cache
-def compiled(loss_fn, **zero):
-    return compile_step(
-        model=Reader,
-        loss_fn=loss_fn,
-        config={
+def step(loss_fn, **zero):
+    """What `compile_step` and `estimate_step` take."""
+    return {
+        "model": Reader,
+        "loss_fn": loss_fn,
+        "config": {
             "train_batch_size": 8 * ROWS,
             "zero_optimization": {"stage": 3, **zero},
             "bf16": {"enabled": True},
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         },
-        sample_batch={
+        "sample_batch": {
             "x": jax.ShapeDtypeStruct((8 * ROWS, T, D), jnp.bfloat16),
             "targets": jax.ShapeDtypeStruct((8 * ROWS, T), jnp.int32),
         },
-        n_gpus=8,
-    )
+        "n_gpus": 8,
+    }
+
+
+@functools.cache
+def compiled(loss_fn, **zero):
+    return compile_step(**step(loss_fn, **zero))
 
 
 def test_it_takes_a_fifth_of_the_memory_of_all_logits():
@@ -72,3 +78,7 @@ def test_no_head_waits_for_the_backward_pass_and_its_gradient_takes_its_place():
     # With DeepSpeed's default of `stage3_max_reuse_distance` it waits, and is gathered once.
     (gather,) = compiled(chunked).select(kind="all-gather", min_bytes=2**20)
     assert gather.executions == 1
+
+
+def test_a_plan_knows_what_it_takes():
+    assert estimate_step(**step(chunked)).peak == pytest.approx(compiled(chunked).memory.peak, rel=0.15)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jzero.flax.mean import Mean
     from jzero.flax.rematerialise import remat
     from jzero.launch import initialize_from_environment
-    from jzero.ops import attention, attention_with_lse
+    from jzero.ops import attention, attention_with_lse, cross_entropy
     from jzero.sharding.mesh import make_mesh, simulate_devices
     from jzero.start import functional, initialize
     from jzero.zero.build import Functional
@@ -44,7 +44,7 @@ else:
             "jzero.flax.mean": ("Mean",),
             "jzero.flax.rematerialise": ("remat",),
             "jzero.launch": ("initialize_from_environment",),
-            "jzero.ops": ("attention", "attention_with_lse"),
+            "jzero.ops": ("attention", "attention_with_lse", "cross_entropy"),
             "jzero.sharding.mesh": ("make_mesh", "simulate_devices"),
             "jzero.start": ("functional", "initialize"),
             "jzero.zero.build": ("Functional",),
@@ -71,6 +71,7 @@ __all__ = [
     "TrainState",
     "attention",
     "attention_with_lse",
+    "cross_entropy",
     "functional",
     "initialize",
     "initialize_from_environment",

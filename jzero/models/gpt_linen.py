@@ -73,15 +73,18 @@ class GPTLinen(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, deterministic: bool | None = None) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, deterministic: bool | None = None, output: ops.Output = ops.logits
+    ) -> jax.Array:
         """Scores the next token at every position.
 
         Args:
             tokens: `int32[B, T]`, `T` at most `config.seq_len`.
             deterministic: without dropout; by default, exactly when no `dropout` random stream was passed.
+            output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
 
         Returns:
-            float32 logits `[B, T, vocab_size]`.
+            What `output` returns: by default float32 logits `[B, T, vocab_size]`.
         """
         config, d = self.config, self.config.d_model
         if deterministic is None:
@@ -103,4 +106,8 @@ class GPTLinen(nn.Module):
         else:
             for i in range(config.n_layer):
                 x = block(config, name=f"h_{i}")(x, deterministic)
-        return ops.tied_logits(LayerNorm(name="ln_f")(x), wte)
+        return output(LayerNorm(name="ln_f")(x), wte, "vd")
+
+    def with_output(self, tokens: jax.Array, output: ops.Output, deterministic: bool | None = None) -> jax.Array:
+        """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
+        return self(tokens, deterministic, output)

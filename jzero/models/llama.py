@@ -85,18 +85,23 @@ class Llama(nnx.Module):
         if not config.tie_head:
             self.head = Head(config.d_model, config.vocab_size, 0.02, use_bias=False, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, output: ops.Output = ops.logits) -> jax.Array:
         """Scores the next token at every position.
 
         Args:
             tokens: `int32[B, T]`, `T` at most `config.seq_len`.
+            output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
 
         Returns:
-            float32 logits `[B, T, vocab_size]`.
+            What `output` returns: by default float32 logits `[B, T, vocab_size]`.
         """
         config = self.config
         if tokens.shape[-1] > config.seq_len:
             raise ModelError(f"the batch has {tokens.shape[-1]} tokens a row; model.seq_len is {config.seq_len}.")
         x = run_blocks(self.h, self.wte[...][tokens], scan_layers=config.scan_layers, remat=config.remat)
         x = self.norm_f(x)
-        return ops.tied_logits(x, self.wte[...]) if config.tie_head else self.head(x)
+        return output(x, self.wte[...], "vd") if config.tie_head else output(x, self.head.kernel[...], "dv")
+
+    def with_output(self, tokens: jax.Array, output: ops.Output) -> jax.Array:
+        """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
+        return self(tokens, output)

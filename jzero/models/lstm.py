@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jzero.models import recurrent_ops
+from jzero.models import ops, recurrent_ops
 from jzero.models.checks import check_choice, check_dropout, check_sizes
 from jzero.models.layers import Head
 
@@ -108,16 +108,21 @@ class LSTM(nnx.Module):
         self.head = Head(d, config.vocab_size, d**-0.5, use_bias=False, rngs=rngs)
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs if config.dropout else None)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, output: ops.Output = ops.logits) -> jax.Array:
         """Scores the next token at every position.
 
         Args:
             tokens: `int32[B, T]`; each row starts from a zero state.
+            output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
 
         Returns:
-            float32 logits `[B, T, vocab_size]`.
+            What `output` returns: by default float32 logits `[B, T, vocab_size]`.
         """
         x = self.dropout(self.wte[...][tokens])  # [B, T, d]
         for layer in self.layers:
             x = self.dropout(layer(x))
-        return self.head(x)
+        return output(x, self.head.kernel[...], "dv")
+
+    def with_output(self, tokens: jax.Array, output: ops.Output) -> jax.Array:
+        """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
+        return self(tokens, output)

@@ -4,11 +4,18 @@ The compute dtype is whatever dtype the parameters have when they arrive: the ca
 Means, variances, rotations, softmax and logits are computed in float32 at every dtype.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
 from jzero.ops import attention
+from jzero.ops.loss_checks import HeadLayout
 from jzero.ops.request import Implementation
+
+Output: TypeAlias = Callable[[jax.Array, jax.Array, HeadLayout], jax.Array]
+"""What a decoder does at its end with hidden states, the output layer's weights and their layout; see `logits`."""
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -88,11 +95,6 @@ def embed(tokens: jax.Array, wte: jax.Array, wpe: jax.Array) -> jax.Array:
     return wte[tokens] + wpe[: tokens.shape[-1]]
 
 
-def tied_logits(x: jax.Array, wte: jax.Array) -> jax.Array:
-    """Scores of the next token from the embedding's own table: `[B, T, d]`, `[vocab, d]` -> float32 `[B, T, vocab]`."""
-    return jnp.einsum("btd,vd->btv", x, wte, preferred_element_type=jnp.float32)
-
-
-def logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Scores from an output layer of their own: `[..., d]`, `[d, n]` -> float32 `[..., n]`."""
-    return jnp.einsum("...d,dn->...n", x, kernel, preferred_element_type=jnp.float32)
+def logits(x: jax.Array, head: jax.Array, head_layout: HeadLayout = "dv") -> jax.Array:
+    """Scores from an output layer, `[d, n]` or, as an embedding's table is, `[n, d]`: `[..., d]` -> float32."""
+    return jnp.einsum(f"...d,{head_layout}->...v", x, head, preferred_element_type=jnp.float32)

@@ -91,10 +91,12 @@ def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceC
     assert placement.dim is not None, "a whole gradient is summed, not scattered"
     if placement.stacked:
         return jax.lax.map(lambda layer: scatter_leaf(layer, placement.layer, grad_reduce), grad)
-    across, pieces = _pieces(grad, placement, grad_reduce)
-    scattered = []
-    for piece in pieces:
-        sent = placement.pad(_to_reduce_dtype(piece, grad_reduce))
+    across, bounds = _pieces(grad, placement, grad_reduce)
+    scattered: list[jax.Array] = []
+    for start, end in itertools.pairwise(bounds):
+        if scattered:  # or the compiler would widen all pieces in one go
+            grad, scattered[-1] = jax.lax.optimization_barrier((grad, scattered[-1]))
+        sent = placement.pad(_to_reduce_dtype(jax.lax.slice_in_dim(grad, start, end, axis=across), grad_reduce))
         total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
         if grad_reduce.n_replicas > 1:
             total = jax.lax.psum(total, REPLICA_AXIS)
@@ -102,20 +104,22 @@ def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceC
     return scattered[0] if len(scattered) == 1 else jnp.concatenate(scattered, axis=across)
 
 
-def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> tuple[int, list[jax.Array]]:
-    """Cuts a gradient that is widened to be sent, so that no more than `PIECE_BYTES` of it are wide at a time.
+def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> tuple[int, list[int]]:
+    """Where to cut a gradient that is widened to be sent, so that only `PIECE_BYTES` of it are wide at a time.
 
     The cut runs across the sharded dimension, which leaves every device the same shard of each piece.
+
+    Returns:
+        The dimension to cut, and the bounds of the pieces in it.
     """
     widths = [0 if d == placement.dim else n for d, n in enumerate(grad.shape)]
     across = int(np.argmax(widths))
     width = widths[across]
     wide = grad.size * jnp.dtype(grad_reduce.dtype).itemsize
     if grad.dtype == grad_reduce.dtype or wide <= PIECE_BYTES or width <= 1:
-        return across, [grad]
+        return across, [0, grad.shape[across]]
     n_pieces = -(-width // max(PIECE_BYTES // (wide // width), 1))
-    bounds = [i * width // n_pieces for i in range(n_pieces + 1)]
-    return across, [jax.lax.slice_in_dim(grad, start, end, axis=across) for start, end in itertools.pairwise(bounds)]
+    return across, [i * width // n_pieces for i in range(n_pieces + 1)]
 
 
 def sum_leaves(grads: Sequence[jax.Array], grad_reduce: GradReduceConfig) -> list[jax.Array]:

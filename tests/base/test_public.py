@@ -14,7 +14,8 @@ import jzero
 PUBLIC = {
     "jzero": """BatchError CheckpointError Checkpoints Config ConfigError DamagedCheckpointError Engine Functional
         JzeroError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState attention
-        attention_with_lse functional initialize initialize_from_environment make_mesh plan remat simulate_devices""",
+        attention_with_lse cross_entropy functional initialize initialize_from_environment make_mesh plan remat
+        simulate_devices""",
     "jzero.checkpoint": "Checkpoints Saving Selection load load_newest read_header save",
     "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments
         apply_overrides load_run""",
@@ -26,7 +27,7 @@ PUBLIC = {
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
         SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
-    "jzero.ops": "attention attention_with_lse",
+    "jzero.ops": "attention attention_with_lse cross_entropy",
     "jzero.optim": "Optimizer build_optimizer",
     "jzero.plan": """ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS
         Largest Layouts LeafLayout LinkTraffic Loop LoopTraffic Memory MemoryUse Plan Program

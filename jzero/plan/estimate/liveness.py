@@ -38,7 +38,8 @@ _PARAMETERS = "parameters"
 
 _REPEATED = CHEAP - {BROADCAST}
 """Those cheap operations that CPUs run once for each reader; of the others they keep the result."""
-_IN_PLACE = SUMS | {SCAN, "while", UPDATE_SLICE} | SCATTERS
+_UPDATES = SCATTERS | {UPDATE_SLICE}
+_IN_PLACE = SUMS | {SCAN, "while"} | _UPDATES
 
 
 class Peak(NamedTuple):
@@ -128,6 +129,7 @@ class _Simulation:
             id(x): _Source(frozenset([buffer]), is_array=True)
             for x, buffer in zip(self.inputs, self.arguments, strict=True)
         }
+        self.carried: set[_Buffer] = set()  # what a loop hands from one iteration to the next
         self.buffers: list[_Buffer] = []
         self.inner: dict[int, Peak] = {}
         self.gradients: set[_Buffer] = set()
@@ -226,6 +228,10 @@ class _Simulation:
         for x in op.ins:
             self._need(x, now)
         arrays = frozenset().union(*(self._source(x).arrays for x in op.ins))
+        updated = self._source(op.ins[0]).arrays if op.name in _UPDATES else None
+        if updated and updated <= self.carried:
+            self.sources[id(op.outs[0])] = self._source(op.ins[0])  # in the place that it has outside of the loop
+            return
         over = arrays if op.name in _IN_PLACE and not (self.on_cpu and op.name in SINKS) else ()
         made = [self._make(x, now, WEIGHTS if op.name == ALL_GATHER else ACTIVATIONS, over) for x in op.outs]
         if self.on_cpu and op.name.startswith("scatter") and self._source(op.ins[0]).is_constant:
@@ -249,12 +255,14 @@ class _Simulation:
             self.inner[now] = max((b.peak for b in bodies), key=lambda p: p.n_bytes.total())
             return
         owners = [_PARAMETERS if owner == WEIGHTS else owner for owner in owners]
-        body = _Simulation(called_program(op.eqn), owners, self.overlap, self.on_cpu, in_loop=True).run()
+        (n_consts, n_carry), inside = scan_arity(op.eqn), called_program(op.eqn)
+        simulation = _Simulation(inside, owners, self.overlap, self.on_cpu, in_loop=True)
+        simulation.carried = set(simulation.arguments[n_consts : n_consts + n_carry])
+        body = simulation.run()
         self.inner[now] = body.peak
         self.gradients |= {buffer for i in body.gradients for buffer in self._source(op.ins[i]).arrays}
         for buffer, owner in zip(made, body.owners, strict=True):
             buffer.owner = owner if owner == WEIGHTS else buffer.owner  # layers gathered one by one
-        n_consts, n_carry = scan_arity(op.eqn)
         for x, buffer in zip(op.outs[n_carry:], made[n_carry:], strict=True):
             # One operation fills the stacks of equal shape of all loops, the moment that the first one needs it.
             buffer.start = 0 if self.on_cpu else self.stacks.setdefault(x.shape, now)

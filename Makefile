@@ -55,6 +55,7 @@ results: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py
+	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/gpu_program.py
 	$(BIN)/python benchmarks/closed_form_error.py
 	$(BIN)/python benchmarks/compile_time.py

@@ -55,3 +55,9 @@ def test_offload_nvme(tmp_path):
     assert results["parameters"] * 12 <= results["bytes"] < results["parameters"] * 12 + 2**16
     assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in results["seconds"].values())
     assert not list(tmp_path.iterdir())
+
+
+def test_attention():
+    (found,) = [result for name, result in run("attention.py", "--tokens=64", "--rounds=1").items() if "causal" in name]
+    assert found["ratio"] == found["seconds"]["blockwise"] / found["seconds"]["plain"]
+    assert set(found["temporary"]) == {"plain", "blockwise"}

@@ -196,9 +196,13 @@ class _UnitRun:
         unit, split_vjp = self.unit, self.unit.split_vjp
         moved, moved_others = split_vjp.backward([gathered.get(key) for key in unit.gather_keys], kept, grads_out)
         if self.tied and split_vjp.recomputes:
-            # Gradients are wanted at the end of the step only. The scheduler would compute some of them there, those of
-            # biases above all, and keep what they are made of; so nothing leaves before they are there.
-            moved, moved_others = barrier((moved, moved_others))
+            # Gradients are wanted at the end of the step only. The scheduler would compute some of them there and keep
+            # what they are made of; so nothing leaves before they are there. Of those that are sent beside products
+            # the products have to be free, or there are too few.
+            if self.grad_reduce.pipelined:
+                moved_others = barrier(moved_others)
+            else:
+                moved, moved_others = barrier((moved, moved_others))
         for i, grad in zip(split_vjp.moving_full, moved, strict=True):
             grads_full[i] = unit.gather_keys[i].scattered(grad, self.grad_reduce, unit.name)
         for i, grad in zip(split_vjp.moving_others, moved_others, strict=True):

@@ -94,7 +94,8 @@ def hand_written(
     def loss(params: Any, rest: Any, batch: Any) -> tuple[jax.Array, Any]:
         module = nnx.merge(graphdef, _cast(params, compute_dtype), rest, copy=True)
         module.train()
-        (total, weight), _ = as_means(loss_fn(module, _cast(batch, compute_dtype)))
+        # A function, which has nothing but logits: a loss by chunks would cut across the devices' tokens.
+        (total, weight), _ = as_means(loss_fn(lambda *inputs: module(*inputs), _cast(batch, compute_dtype)))
         return total if weight is None else total / weight, nnx.state(module, nnx.Not(nnx.Param))
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:

@@ -44,7 +44,8 @@ def cross_entropy(
 
     It equals the loss of `logits = hidden @ head` to rounding, and so do its gradients. The logits are float32 at every
     dtype. Where they fit into one chunk, they are kept for the backward pass; otherwise they are computed again there.
-    It is differentiated in reverse mode.
+    It is differentiated in reverse mode. Tokens are those of one device, as in every step of jzero; where `jit` alone
+    divides a batch, chunks would cut across devices.
 
     Args:
         hidden: `[..., T, d]`, floating: what enters the output layer.
@@ -79,17 +80,20 @@ def cross_entropy(
     vocab = head.shape[head_layout.index("v")]
     check_optional_arrays(bias, mask, (vocab,), targets.shape)
     n_tokens, layer = targets.size, _OutputLayer(head, bias)
-    hidden = hidden.reshape(n_tokens, hidden.shape[-1]).astype(head.dtype)
-    tokens = _Tokens(hidden, targets.reshape(n_tokens).astype(jnp.int32))
+    hidden, targets = hidden.astype(head.dtype), targets.astype(jnp.int32)
     least = MIN_CHUNK if chunk_tokens is None else 1
     chunk = chunk_tokens or max(least, CHUNK_BYTES // (4 * vocab))
     width = max(least, math.ceil(vocab * chunk / (2 * n_tokens)))  # logits and their gradients exist at once
     form = _Form(head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, width))
-    losses = _plain_losses(form, layer, tokens) if chunk >= n_tokens else _in_parts(form, layer, *tokens)
+    if chunk >= n_tokens:
+        losses = _plain_losses(form, layer, hidden, targets)
+    else:
+        flat = hidden.reshape(n_tokens, hidden.shape[-1]), targets.reshape(n_tokens)
+        losses = _in_parts(form, layer, *flat).reshape(targets.shape)
     weights = _weights(targets, mask, ignore_index)
     if weights is None:
         return Mean(losses.sum(), jnp.asarray(n_tokens, jnp.float32))
-    return Mean((losses * weights.reshape(n_tokens)).sum(), weights.sum())
+    return Mean((losses * weights).sum(), weights.sum())
 
 
 class _Form(NamedTuple):
@@ -120,7 +124,7 @@ class _OutputLayer(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """Some tokens: hidden states `[..., d]` and targets `[...]`."""
+    """Some tokens: hidden states `[T, d]` and targets `[T]`."""
 
     hidden: jax.Array
     targets: jax.Array
@@ -160,14 +164,14 @@ def _size(n: int, most: int) -> int:
     return min(n, TILE * math.ceil(even / TILE))
 
 
-def _plain_losses(form: _Form, layer: _OutputLayer, tokens: _Tokens) -> jax.Array:
-    """The losses of `[T, d]` tokens, from all logits, as JAX differentiates them."""
-    logits = _capped(form, _logits(form, layer, tokens.hidden))
-    return _losses(form, logits, jax.nn.logsumexp(logits, axis=-1), tokens.targets)
+def _plain_losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+    """The losses of tokens, from all logits, as JAX differentiates them."""
+    logits = _capped(form, _logits(form, layer, hidden))
+    return _losses(form, logits, jax.nn.logsumexp(logits, axis=-1), targets)
 
 
 def _losses(form: _Form, logits: jax.Array, log_sum: jax.Array, targets: jax.Array) -> jax.Array:
-    """The losses of tokens, from their logits `[T, vocab]` and the log of the sum of the exponentials of those."""
+    """The losses of tokens, from their logits `[..., vocab]` and the log of the sum of the exponentials of those."""
     losses = log_sum - jnp.sum(logits, axis=-1, where=_is_target(targets, logits.shape[-1]))
     return losses + form.z_loss * log_sum**2 if form.z_loss else losses
 
@@ -177,14 +181,14 @@ def _capped(form: _Form, logits: jax.Array) -> jax.Array:
 
 
 def _logits(form: _Form, layer: _OutputLayer, hidden: jax.Array) -> jax.Array:
-    """`[T, d]` -> float32 `[T, vocab]`, before the soft cap."""
-    logits = jnp.einsum(f"td,{form.head_layout}->tv", hidden, layer.head, preferred_element_type=jnp.float32)
+    """`[..., d]` -> float32 `[..., vocab]`, before the soft cap."""
+    logits = jnp.einsum(f"...d,{form.head_layout}->...v", hidden, layer.head, preferred_element_type=jnp.float32)
     return logits if layer.bias is None else logits + layer.bias.astype(jnp.float32)
 
 
 def _is_target(targets: jax.Array, vocab: int) -> jax.Array:
-    """`[T]` -> bool `[T, vocab]`. By comparison, not by indexing: it fuses, and its gradient is no scatter."""
-    return jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab), 1) == targets[:, None]
+    """`[...]` -> bool `[..., vocab]`. By comparison, not by indexing: it fuses, and its gradient is no scatter."""
+    return jax.lax.broadcasted_iota(targets.dtype, (*targets.shape, vocab), targets.ndim) == targets[..., None]
 
 
 def _chunked_losses(form: _Form, layer: _OutputLayer, hidden: jax.Array, targets: jax.Array) -> jax.Array:

@@ -35,22 +35,22 @@ def test_the_demo_is_planned():
 
 
 def test_its_overrides_make_the_recommended_run():
-    # Logits of 262,144 tokens do not fit 24 GB; those of 131,072 do, and there is nothing that a stage could divide.
-    large = (*SMALL, "model.vocab_size=32768", "training_arguments.per_device_train_batch_size=16384")
+    # Activations of 524,288 tokens do not fit 24 GB; those of 262,144 do, and there is nothing a stage could divide.
+    large = (*SMALL, "model.d_model=1024", "training_arguments.per_device_train_batch_size=32768")
     cluster = ("--gpu", "rtx4090-24g", "--gpus", "4", "--stages", "0")
     content = as_json(DEMO, *large, *cluster)
     assert content["cluster"]["gpus_per_node"] == 4
     chosen, base = content["recommendation"]["setting"], content["base"]
-    assert (base["stage"], base["micro_batch"], base["accumulation"]) == (3, 16384, 1)
-    assert chosen["micro_batch"] < 16384
-    assert chosen["micro_batch"] * chosen["accumulation"] == 16384
+    assert (base["stage"], base["micro_batch"], base["accumulation"]) == (3, 32768, 1)
+    assert chosen["micro_batch"] < 32768
+    assert chosen["micro_batch"] * chosen["accumulation"] == 32768
     assert [row["fits"] for row in content["rows"]] == [False, True]
     config = load_run(DEMO, [*large, *content["recommendation"]["overrides"]])
     resolved = config.deepspeed.resolve(world=4, training_arguments=config.training_arguments, num_training_steps=9)
     assert resolved.zero_optimization.stage == chosen["stage"]
     assert resolved.train_micro_batch_size_per_gpu == chosen["micro_batch"]
     assert resolved.gradient_accumulation_steps == chosen["accumulation"]
-    assert resolved.train_batch_size == 4 * 16384
+    assert resolved.train_batch_size == 4 * 32768
     again = as_json(DEMO, *large, *content["recommendation"]["overrides"], *cluster)
     assert again["rows"][0]["bytes"] == content["rows"][1]["bytes"]
     assert again["recommendation"]["changes"] == {}
@@ -79,7 +79,7 @@ def test_overlapped_micro_batches_make_it_an_estimate():
 
 def test_rematerialisation_is_the_last_resort():
     deep = (*SMALL, "model.n_layer=24", "model.scan_layers=true", "training_arguments.per_device_train_batch_size=1")
-    long = ("model.seq_len=16384", "data.seq_len=16384", "model.vocab_size=256")
+    long = ("model.seq_len=65536", "data.seq_len=65536", "model.vocab_size=256", "model.d_model=512")
     content = as_json(DEMO, *deep, *long, "--gpu", "a100-40g", "--gpus", "2", "--stages", "0")
     assert content["recommendation"]["setting"]["remat"]
     assert content["recommendation"]["overrides"] == ["deepspeed.zero_optimization.stage=0", "model.remat=true"]

@@ -210,6 +210,7 @@ def test_what_cannot_be_is_said():
         ({"segment_ids": SEGMENTS}, jnp.bfloat16, "no packed rows"),
         ({"softcap": 30.0}, jnp.bfloat16, "no soft cap"),
         ({"window": 4}, jnp.bfloat16, "window is for causal"),
+        ({"bias": jnp.zeros((1, 1, T))}, jnp.bfloat16, "a row for every query"),
     ],
 )
 def test_on_a_gpu_the_log_says_which_path_runs_and_why(settings, dtype, words, caplog, monkeypatch):

@@ -35,8 +35,8 @@ def test_the_demo_is_planned():
 
 
 def test_its_overrides_make_the_recommended_run():
-    # Logits of 262,144 tokens do not fit 24 GB; those of 131,072 do, and there is nothing that a stage could divide.
-    large = (*SMALL, "model.vocab_size=32768", "training_arguments.per_device_train_batch_size=16384")
+    # Activations of 262,144 tokens do not fit 24 GB; those of 131,072 do, and a stage would not divide them.
+    large = (*SMALL, "model.d_model=2048", "training_arguments.per_device_train_batch_size=16384")
     cluster = ("--gpu", "rtx4090-24g", "--gpus", "4", "--stages", "0")
     content = as_json(DEMO, *large, *cluster)
     assert content["cluster"]["gpus_per_node"] == 4

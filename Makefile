@@ -57,6 +57,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_mesh.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/gpu_program.py
+	$(BIN)/python benchmarks/gpu_kinds.py
 	$(BIN)/python benchmarks/closed_form_error.py
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/checkpoint.py

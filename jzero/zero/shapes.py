@@ -1,7 +1,9 @@
 """What tracing a model tells before a step is built: shapes, what trains, and which dimensions loops walk along."""
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,9 @@ from jzero.sharding.mesh import DATA_AXES, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.precision import Precision
+
+PACKAGE = str(Path(__file__).parents[1])
+"""The folder of jzero's own code."""
 
 Trainable = Callable[[str], bool]
 """Whether to train a parameter, by its dotted name."""
@@ -132,8 +137,24 @@ def scanned_by_loops(
 
     spec = PartitionSpec()
     key = jax.eval_shape(jax.random.key, 0)
-    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    try:
+        jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    except (TypeError, ValueError) as error:
+        if dtypes.compute is None or jnp.dtype(dtypes.compute).name not in str(error):
+            raise
+        raise ModelError(
+            f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: "
+            f"{str(error).splitlines()[0]} ({_place_of(error)}). Cast to float32 in front of that operation, or name "
+            "the parameters in front of it in `jzero.keep_fp32`."
+        ) from error
     return found
+
+
+def _place_of(error: Exception) -> str:
+    """The innermost line of an error's traceback that is neither jzero's nor an installed package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(PACKAGE)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "in an installed package"
 
 
 def layer_size(placements: Placements, scanned: Mapping[int, frozenset[int]]) -> int:

@@ -61,3 +61,9 @@ def test_attention():
     (found,) = [result for name, result in run("attention.py", "--tokens=64", "--rounds=1").items() if "causal" in name]
     assert found["ratio"] == found["seconds"]["blockwise"] / found["seconds"]["plain"]
     assert set(found["temporary"]) == {"plain", "blockwise"}
+
+
+def test_gpu_kinds_compiles_or_says_what_was_refused():
+    found = run("gpu_kinds.py", "--kinds=cuDNN, grouped queries;FFT in the compute dtype", "--settings=3")
+    assert found["cuDNN, grouped queries"]["3"]["temporary"] > 2 * 2 * 8 * 64 * 512 * 2  # queries and their gradients
+    assert "`jzero.keep_fp32`" in found["FFT in the compute dtype"]["3"]["refused"]

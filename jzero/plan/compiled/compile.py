@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jzero.base.types import Batch, LossFn, Mask
 from jzero.config import Config
 from jzero.config.config import Source
+from jzero.errors import JzeroError
 from jzero.plan.compiled.hlo import parse_module
 from jzero.plan.compiled.memory_use import read_memory_use
 from jzero.plan.compiled.program import Program, read_program
@@ -80,7 +81,15 @@ def _lowered(mesh: Mesh, training: Training) -> jax.stages.Lowered:
     width = lambda: model_width(model, training.sample_batch)
     config = training.config.resolve(world=n_data_shards(mesh), hidden_size=width)
     fns = replace(training, model=model, config=config).functional(mesh)
-    return fns.program.lower(fns.state, fns.batch)
+    try:
+        return fns.program.lower(fns.state, fns.batch)
+    except RuntimeError as error:
+        if "Unknown backend" not in str(error):
+            raise
+        raise JzeroError(
+            "the model calls a function of the host (jax.pure_callback or the like), which JAX lowers only where such "
+            "a GPU is at hand; plan by the closed form (--closed-form), or on a machine that has one."
+        ) from error
 
 
 def _compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:

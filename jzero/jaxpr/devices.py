@@ -17,7 +17,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 ASSUMED_CUDNN = 91002
 """The version of cuDNN that a program is traced for where none is installed, as cuDNN numbers it: 9.10.2."""
 
-
 _ABSTRACT = "compute capability "
 """What the kind of an abstract GPU begins with; the kind is what JAX's caches tell devices apart by."""
 

@@ -22,7 +22,7 @@ def no_cudnn(request: Request) -> str:
     if devices.platform != "gpu":
         return f"it runs on GPUs, and this program is for {devices.platform}"
     if not cudnn_is_there():
-        return "it is not installed (pip install nvidia-cudnn-cu12, 0.7 GB)"
+        return "it is not installed (pip install nvidia-cudnn-cu12, 1.1 GB on disk)"
     if devices.capability is None:
         return "nothing is compiled for this GPU"
     capability = devices.capability
@@ -74,6 +74,8 @@ def no_pallas(request: Request) -> str:
         "it has no bias": request.bias is not None,
         "it has no dropout": request.dropout_key is not None,
         "it takes no positions": request.positions is not None,
+        "it takes the same segment_ids for queries and keys": bool(request.segments)
+        and request.segments[0] is not request.segments[1],
         "it gives no log-sum-exp": request.with_lse,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jzero.errors import ModelError
-from jzero.jaxpr.devices import Target, traced_for
+from jzero.jaxpr.devices import SHAPES_ALONE, Target, traced_for
 from jzero.ops import attend, attention, attention_with_lse
 
 B, T, H, WIDTH = 2, 70, 4, 16
@@ -195,6 +195,11 @@ def test_what_cannot_be_is_said():
             q, k[:, :8], v[:, :8], segment_ids=SEGMENTS
         ),
         "'cudnn'.*this program is for cpu": lambda: attention(q, k, v, implementation="cudnn"),
+        "'pallas'.*the same segment_ids": lambda: attention(
+            *(x[:, :64] for x in (q, k, v)),
+            segment_ids=(SEGMENTS[:, :64], SEGMENTS[:, :64] + 1),
+            implementation="pallas",
+        ),
         "'pallas'.*multiples of 64": lambda: attention(q, k, v, implementation="pallas"),
     }
     for words, call in refused.items():
@@ -221,3 +226,11 @@ def test_on_a_gpu_the_log_says_which_path_runs_and_why(settings, dtype, words, c
             jax.eval_shape(lambda *x: attention(*x, **settings), *operands)
     assert len(caplog.messages) == 1
     assert words in caplog.text
+
+
+def test_nothing_is_said_where_only_shapes_are_wanted(caplog, monkeypatch):
+    monkeypatch.setattr(attend, "_said", set())
+    x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16)
+    with caplog.at_level(logging.INFO, "jzero"), traced_for(SHAPES_ALONE):
+        jax.eval_shape(attention, x, x, x)
+    assert not caplog.messages

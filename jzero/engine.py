@@ -20,6 +20,7 @@ from jzero.errors import (
     LossScaleError,
     SkippedStepsError,
 )
+from jzero.explain.compilations import StepCompilations
 from jzero.explain.parameters import Explanation, explain
 from jzero.offload.interface import StateStore
 from jzero.sharding.mesh import DATA_AXES, n_data_shards
@@ -46,6 +47,7 @@ class Engine:
         self.functional = functional
         self.state = state
         self.store = functional.open_store() if store is None else store
+        self._compilations = StepCompilations(functional.state)
         self._unread: dict[str, jax.Array] | None = None
         self._stopped: JzeroError | None = None
 
@@ -114,7 +116,8 @@ class Engine:
         batch = self._place(batch)
         if self._stopped is not None:
             raise self._stopped
-        self.state, metrics = self.store.step(self.state, batch)
+        with self._compilations.step(self.state):
+            self.state, metrics = self.store.step(self.state, batch)
         # Read one step late, while the next one already runs, so that the devices never wait for the host.
         before, self._unread = self._unread, self._watched(metrics)
         if before is not None:

@@ -12,6 +12,7 @@ from jzero.config import load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.sharding.mesh import simulate_devices
+from jzero.train.monitor.log import shown_log
 from jzero.train.trainer import Result, describe, prepare, train
 
 
@@ -83,12 +84,13 @@ def train_command(
 
 def _train(run_file: Path, overrides: list[str], resume: Path | None, weights: Path | None) -> Result:
     config = load_run(run_file, overrides)
-    run = prepare(config, base=run_file.parent)
     console = Console() if jax.process_index() == 0 else None
-    if console is not None:
-        describe(run, console)
-    chosen = "auto" if resume == Path("auto") else resume
-    result = train(run, console=console, resume=chosen, weights=weights)
+    with shown_log(console):
+        run = prepare(config, base=run_file.parent)
+        if console is not None:
+            describe(run, console)
+        chosen = "auto" if resume == Path("auto") else resume
+        result = train(run, console=console, resume=chosen, weights=weights)
     if console is not None:
         console.print(_closing(result), highlight=False, soft_wrap=True)
     return result

@@ -30,6 +30,7 @@ from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
+from jzero.train.compile_cache import use_compile_cache
 from jzero.train.data import VOCAB_SIZE, Corpus, Windows, load_corpus
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, Start, load_start
@@ -100,8 +101,9 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     n_steps = arguments.max_steps
     if n_steps < 1:
         n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
-    deepspeed = given.resolve(**facts, num_training_steps=n_steps)
+    deepspeed = given.resolve(**facts, num_training_steps=n_steps, partly=False)
     has_schedule = deepspeed.scheduler is not None and deepspeed.scheduler.type is not None
+    use_compile_cache(deepspeed, Path(arguments.output_dir), mesh)
     engine = initialize(
         **what,
         config=deepspeed,

@@ -9,7 +9,7 @@ from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
 from jzero.config.schema.saving import Saving
-from jzero.config.schema.scalars import Positive, Texts, real
+from jzero.config.schema.scalars import Positive, TextOrFalse, Texts, real
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 
@@ -35,6 +35,11 @@ class Extensions(Section):
     remat: Remat | None = honoured(None, "rematerialisation of modules that the model does not recompute by itself")
 
     checkpoint: Saving = honoured(Saving())
+    compile_cache: TextOrFalse | None = honoured(
+        None,
+        "the folder in which `jzero train` keeps compiled programs for its next start, or false; by default "
+        "`compile_cache` inside `output_dir` where the devices are GPUs, and none for CPUs",
+    )
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,9 @@ def test_gathers_that_overlap_are_merged_into_one_of_exactly_a_layer_in_a_loop(s
 def test_collectives_overlap_at_stage_3_unless_the_file_says_otherwise(stage, given):
     overlap = stage == 3 if given is None else given
     found = options(stage, zero={} if given is None else {"overlap_comm": given})
-    assert {name: value for name, value in found.items() if "combine" not in name} == overlap_options(overlap) | PATIENCE
+    assert {name: value for name, value in found.items() if "combine" not in name} == overlap_options(
+        overlap
+    ) | PATIENCE
 
 
 @pytest.mark.parametrize(("overlap", "limit"), [(False, 1), (True, 2)])

@@ -21,7 +21,7 @@ from jzero.jaxpr.params import called_program, inner_jaxprs, scan_arity
 from jzero.jaxpr.primitives import name_of
 from jzero.jaxpr.program import Equation, Program, Subprogram, Variable, bind, evaluate, subprogram, trace
 from jzero.jaxpr.versions import JAX_VERSION, overlap_options
-from jzero.jaxpr.walk import equations, every_equation, interpret, run_replacing
+from jzero.jaxpr.walk import equations, every_equation, interpret, place_of, run_replacing
 
 __all__ = [
     "JAX_VERSION",
@@ -40,6 +40,7 @@ __all__ = [
     "name_of",
     "overlap_options",
     "parts",
+    "place_of",
     "restrict",
     "run_replacing",
     "scan_arity",

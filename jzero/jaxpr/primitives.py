@@ -14,6 +14,8 @@ DOT, CONVOLUTION, GATHER, ALL_GATHER, REDUCE_SCATTER = (
     "all_gather",
     "reduce_scatter",
 )
+CALLBACKS = frozenset({"pure_callback", "io_callback"})
+CUSTOM_PARTITIONING = "custom_partitioning"
 FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
 BARRIER, UPDATE_SLICE = "optimization_barrier", "dynamic_update_slice"
 

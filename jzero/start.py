@@ -86,6 +86,12 @@ def initialize(
         for note in resolved.notes:
             logging.getLogger("jzero").info("%s", note)
     fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
+    if rounded := fns.spec.precision.rounded(fns.batch):
+        logging.getLogger("jzero").info(
+            "%s enters the loss in %s; `jzero.keep_fp32` keeps what it names, such as targets.",
+            ", ".join(rounded),
+            resolved.precision,
+        )
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
     if params is not None:

@@ -31,7 +31,7 @@ from jzero.zero.shapes import Trainable, adapted
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
 from jzero.zero.state import TrainState
-from jzero.zero.step import StepOutput, eval_step, train_step
+from jzero.zero.step import StepOutput, eval_step, partial_eval_step, train_step
 from jzero.zero.xla_options import CompilerOptions, compiler_options
 
 
@@ -44,6 +44,8 @@ class Functional:
         program: `program(state, batch) -> StepOutput`; jitted, the old state's memory is reused. Leaves of `batch` are
             `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`.
         evaluate: `evaluate(state, batch) -> metrics`; jitted, leaves of `batch` are `[rows, ...]`.
+        evaluate_partial: `evaluate_partial(state, batch, rest) -> metrics`; the same where some rows are left over,
+            which every device holds; `batch` is None if there are no others.
         batch: the abstract training batch, with shardings.
         placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
         scanned: for the index of a parameter, in flattening order, the dimensions that a loop over layers walks along.
@@ -56,6 +58,7 @@ class Functional:
     init: Callable[..., TrainState]
     program: Callable[[TrainState, Batch], StepOutput]
     evaluate: Callable[[TrainState, Batch], Metrics]
+    evaluate_partial: Callable[[TrainState, Batch | None, Batch], Metrics]
     batch: Batch
     placements: TrainState
     scanned: Mapping[int, frozenset[int]]
@@ -142,7 +145,7 @@ def build_functional(
     pure_model, dtypes = adapted(model, loss_fn, config), precision_of(config)
     params, model_state = shapes.abstract_model(pure_model, dtypes, local_batch)
     mask = shapes.trainable_mask(params, trainable)
-    dtypes.check(params)
+    dtypes.check(params, local_batch)
     scanned = shapes.scanned_by_loops(pure_model, dtypes, mesh, params, model_state, local_batch)
     placements, casts = _placements(config, mesh, params, scanned), dtypes.casts(params)
     chosen = _optimizer(config, optimizer, schedule, shapes.loop_dims(params, mask, scanned))
@@ -191,6 +194,7 @@ def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int,
             compiler_options=options,
         ),
         evaluate=jax.jit(eval_step(spec), out_shardings=everywhere, compiler_options=options),
+        evaluate_partial=jax.jit(partial_eval_step(spec), out_shardings=everywhere, compiler_options=options),
         batch=batch,
         placements=new.placements,
         scanned=scanned,

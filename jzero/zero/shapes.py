@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
@@ -24,6 +25,7 @@ from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTI
 from jzero.sharding.mesh import DATA_AXES, TENSOR_AXIS, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
+from jzero.zero.batches import fitting
 from jzero.zero.precision import Precision
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -88,6 +90,8 @@ def batch_shapes(sample_batch: Batch, config: ResolvedConfig, mesh: Mesh) -> Bat
             )
         sharding = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's 64 bits become 32 unless JAX is told otherwise
+        if isinstance(x, np.ndarray):
+            fitting(x, dtype, f"sample_batch leaf {path_name(path) or '(the batch itself)'}")
         return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(reshaped, sample_batch)

@@ -24,7 +24,8 @@ class Extensions(Section):
     keep_fp32: Texts = honoured(
         (),
         "parameters whose dotted name one of these regular expressions is found in last and compute in fp32; the model "
-        "rounds what comes of them, as jzero's own do, and Flax's norms if they are given a `dtype`",
+        "rounds what comes of them, as jzero's own do, and Flax's norms if they are given a `dtype`; leaves of "
+        'the batch, such as targets or times, are named as `"batch.t"`',
     )
     param_groups: ParamGroups = honoured(
         (),

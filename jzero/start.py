@@ -92,6 +92,11 @@ def initialize(
             ", ".join(rounded),
             resolved.precision,
         )
+    if fns.averaged_state:
+        logging.getLogger("jzero").info(
+            "the model's state %s depends on the rows of each device and is averaged over the devices after each step.",
+            ", ".join(fns.averaged_state),
+        )
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
     if params is not None:

@@ -9,6 +9,8 @@ Layout:
     params.py: what the parameters of an equation say.
     devices.py: which devices a program is traced for, where JAX would ask the machine at hand.
     walk.py: goes over equations, with those inside of them.
+    varying.py: follows what differs between devices.
+    compilations.py: what was compiled, how long it took, and for which settings.
     dead_code.py: reduces jaxprs to some of their outputs.
     keys.py: tells equations that compute the same.
     elementwise.py: runs a program on a piece of its operands.

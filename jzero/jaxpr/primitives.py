@@ -28,7 +28,8 @@ CALLS = frozenset({JIT, "closed_call", "call", "eval_jaxpr"})
 INLINED = CALLS | {CUSTOM_JVP, "custom_vjp_call", REMAT}
 """What a compiler sees the inside of, once it is differentiated."""
 
-LOOPS = frozenset({SCAN, "while", "cond"})
+WHILE, COND, AXIS_INDEX = "while", "cond", "axis_index"
+LOOPS = frozenset({SCAN, WHILE, COND})
 
 COPIES = frozenset({"copy", "name"})
 """The same values under another name."""

@@ -26,6 +26,7 @@ from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, place_all
 from jzero.sharding.trees import pad, place_like_params, replicated, split
 from jzero.zero import shapes
 from jzero.zero.loss_scale import init_loss_scale
+from jzero.zero.model_state import averaged_state
 from jzero.zero.precision import precision_of
 from jzero.zero.shapes import Trainable, adapted
 from jzero.zero.spec import StepSpec
@@ -53,6 +54,7 @@ class Functional:
         whole_init: `init` as a plain function, of the whole state.
         layout: where each array of the state lies.
         compiler_options: options that go to XLA with `program` and `evaluate`.
+        averaged_state: names of the model's state that is averaged over the devices, since each changes it by its rows.
     """
 
     init: Callable[..., TrainState]
@@ -66,6 +68,7 @@ class Functional:
     whole_init: Callable[..., TrainState]
     layout: StateLayout
     compiler_options: CompilerOptions
+    averaged_state: tuple[str, ...]
 
     @property
     def state(self) -> TrainState:
@@ -176,10 +179,17 @@ def build_functional(
         momentum=chosen.momentum,
         offload=offload_for(config, fixed, trained, opt_state, persists_small_leaves=plan.persists_small_leaves),
     )
-    return _compiled(spec, _new_state(spec, fixed, local_batch), batch, scanned)
+    averaged = averaged_state(pure_model, dtypes, mesh, params, model_state, local_batch)
+    return _compiled(spec, _new_state(spec, fixed, local_batch), batch, scanned, averaged)
 
 
-def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int, frozenset[int]]) -> Functional:
+def _compiled(
+    spec: StepSpec,
+    new: NewState,
+    batch: Batch,
+    scanned: Mapping[int, frozenset[int]],
+    averaged_state: tuple[str, ...],
+) -> Functional:
     """The jitted functions; nothing is compiled before it is called."""
     layout = spec.offload.place(new, spec.config.gradient_accumulation_steps)
     state_shardings, deferred = layout.step_shardings
@@ -202,6 +212,7 @@ def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int,
         whole_init=new.init,
         layout=layout,
         compiler_options=options,
+        averaged_state=averaged_state,
     )
 
 

@@ -10,17 +10,17 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jzero.base.types import Batch, LossFn, Mask, Params, Placements
+from jzero.base.types import Batch, LossFn, Mask, ModelState, Params
 from jzero.config import Config, ResolvedConfig
 from jzero.config.config import Source
 from jzero.engine import Engine
-from jzero.errors import ConfigError, ModelError
+from jzero.errors import ConfigError
 from jzero.flax.model import Model
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import mesh_for, n_data_shards
-from jzero.sharding.placement import path_name
 from jzero.zero.build import Functional, build_functional
+from jzero.zero.given import given_like_model, with_model_state
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
@@ -34,6 +34,7 @@ def initialize(
     schedule: optax.Schedule | None = None,
     trainable: Trainable | Mask | None = None,
     params: Params | None = None,
+    model_state: ModelState | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
 ) -> Engine:
@@ -53,7 +54,9 @@ def initialize(
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
         trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
-        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation.
+        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation; or all
+            variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them.
+        model_state: what else lasts, such as `{"batch_stats": ...}`, in place of the model's own.
         mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
             has them.
         seed: of the initialisation and of every random stream.
@@ -99,10 +102,9 @@ def initialize(
         )
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
-    if params is not None:
-        params = _like_model(params, fns.placements.params)
+    given = given_like_model(params, model_state, fns.placements, fns.whole)
     store = fns.open_store()
-    return Engine(fns, store.init(np.uint32(seed), params), store)
+    return Engine(fns, with_model_state(store.init(np.uint32(seed), given.params), given.model_state), store)
 
 
 def functional(
@@ -178,21 +180,6 @@ def _resolve(
     adapted_model = adapted(model, loss_fn, given)
     width = lambda: model_width(adapted_model, options["sample_batch"])
     return _Resolved(adapted_model, given.resolve(world=n_data_shards(mesh), hidden_size=width), mesh)
-
-
-def _like_model(params: Params, placements: Placements) -> Params:
-    """Checks given parameters against the model's, by name, and brings them into the model's tree."""
-    expected = {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(placements)}
-    by_name = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
-    given = {name: tuple(np.shape(x)) for name, x in by_name.items()}
-    if given != expected:
-        wrong = [
-            f"{name}: {given.get(name, 'missing')}, expected {expected.get(name, 'no such parameter')}"
-            for name in sorted(given.keys() | expected.keys())
-            if given.get(name) != expected.get(name)
-        ]
-        raise ModelError(f"params do not fit the model in {len(wrong)} leaves: {'; '.join(wrong[:5])}.")
-    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
 
 
 def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:

@@ -126,7 +126,7 @@ def _read(paths: Sequence[Path]) -> np.ndarray:
         at = 0
         for path, size in zip(paths, sizes, strict=True):
             with path.open("rb", buffering=0) as file:
-                _fill(file, memoryview(text)[at : at + size], path)
+                _fill(file, text.data[at : at + size], path)
             at += size + 1
     except OSError as error:
         raise ConfigError(f"data: cannot read {error.filename}: {error.strerror}.") from None

@@ -48,7 +48,7 @@ class Windows:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Tells texts apart: sixteen hexadecimal digits that depend on every byte."""
-        return hashlib.sha256(memoryview(self._tokens)).hexdigest()[:16]
+        return hashlib.sha256(self._tokens.data).hexdigest()[:16]
 
     def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> dict[str, np.ndarray]:
         """One batch, or one process's part of it.

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import jax
 
 from jzero.base.types import Json
+from jzero.checkpoint.format import header
 from jzero.checkpoint.run.lock import FolderLock
 from jzero.checkpoint.run.place import complete_in, make_folder, remove, tidy
 from jzero.checkpoint.run.processes import on_first_process
@@ -38,7 +39,8 @@ class Checkpoints:
     Args:
         engine: whose state is saved.
         folder: is made if it is not there; one run at a time may have it.
-        max_to_keep: how many checkpoints stay, the newest ones; all by default.
+        max_to_keep: how many checkpoints stay, the newest ones, by the order in which they were made; all by default.
+            One whose header is damaged is not counted and stays.
         keep_every: checkpoints whose step is a multiple of this stay in any case.
         save_minutes: a save is due when so many minutes have passed since the last one began.
         report: called with one sentence for each failed save, on the first process.
@@ -65,6 +67,7 @@ class Checkpoints:
         self._max_to_keep, self._keep_every, self._save_minutes = max_to_keep, keep_every, save_minutes
         self._saving: Saving | None = None
         self._reported = False
+        self._saved: list[Path] = []
         self._began = time.monotonic()
         self._retry_at: float | None = None
         self._lock: FolderLock | None = None
@@ -149,18 +152,25 @@ class Checkpoints:
             return
         if error is not None:
             self._report(str(error))
-        else:
+        elif self._saving is not None:
+            self._saved = [*(path for path in self._saved if path != self._saving.path), self._saving.path]
             try:
                 self._prune()
             except OSError as failure:
                 self._report(f"An old checkpoint in {self.folder} could not be removed: {failure.strerror}.")
 
     def _prune(self) -> None:
-        """Removes what is neither among the newest nor kept for its step."""
+        """Removes what is neither among the newest nor kept for its step.
+
+        Nor what this process saved last, whatever its headers say, nor one whose header is damaged: nobody knows how
+        new it is.
+        """
         if self._max_to_keep is None:
             return
-        for step, path in complete_in(self.folder)[: -self._max_to_keep]:
-            if not (self._keep_every and step % self._keep_every == 0):
+        known = [(step, path) for step, path in complete_in(self.folder) if header.age(path) is not None]
+        for step, path in known[: -self._max_to_keep]:
+            kept = path in self._saved[-self._max_to_keep :] or (self._keep_every and step % self._keep_every == 0)
+            if not kept:
                 remove(path)
 
 

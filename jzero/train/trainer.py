@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jzero import models
+from jzero.base.types import Json
 from jzero.checkpoint import Checkpoints
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
@@ -32,7 +33,8 @@ from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
 from jzero.train.data import VOCAB_SIZE, Corpus, Windows, load_corpus
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
-from jzero.train.resume import LAYER_FORMS, Start, load_start
+from jzero.train.position import Facts
+from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start, next_rate
 from jzero.train.signals import Interrupts, interrupts
 
 VALIDATION_WINDOWS = 256
@@ -54,6 +56,13 @@ class Run:
     corpus: Corpus
     n_steps: int
     config: RunConfig
+
+    @property
+    def facts(self) -> Facts:
+        """What decides the order of the text and the schedule."""
+        text, seed = self.corpus.train, self.config.training_arguments.seed
+        rows = self.engine.config.train_batch_size
+        return Facts(rows, text.seq_len, seed, self.corpus.fingerprint, self.n_steps)
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,7 @@ def train(
     console: Console | None = None,
     resume: Path | Literal["auto"] | None = None,
     weights: Path | None = None,
+    overwrite: bool = False,
 ) -> Result:
     """Trains to the last step, or until it is interrupted.
 
@@ -181,26 +191,31 @@ def train(
         resume: a checkpoint to go on from, or a folder of checkpoints, of which the newest is taken. "auto" looks into
             `output_dir`, passes damaged ones over, and starts anew if there is none; what it chose is printed.
         weights: a checkpoint from which a new run takes the parameters.
+        overwrite: remove checkpoints that another run left in `output_dir`, where the run is refused otherwise.
 
     Returns:
         How it ended; the state at that point is saved under `output_dir`.
 
     Raises:
-        CheckpointError: if `resume` is no checkpoint of this model.
+        CheckpointError: if `resume` is no checkpoint of this model, or `output_dir` holds those of another run.
         LossScaleError: if fp16 training diverges.
         SkippedStepsError: if more steps in a row are skipped than the configuration allows.
     """
     engine, arguments = run.engine, run.config.training_arguments
     log = functools.partial(_log, console)
+    if overwrite:
+        check_overwrite(Path(arguments.output_dir), {"--resume": resume, "--weights": weights})
     with ExitStack() as closing:
         checkpoints = closing.enter_context(_checkpoints(run, log))
-        start = load_start(engine, checkpoints.folder, resume, log)
+        start = load_start(engine, checkpoints.folder, resume, log, now=run.facts, overwrite=overwrite)
         if start.step >= run.n_steps:
             reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
             raise ConfigError(f"{reached}; raise training_arguments.max_steps.")
         if weights is not None and start.checkpoint is None:
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
-        writers = _writers(run, start.step, console, resumed=start.checkpoint is not None)
+        if jax.process_index() == 0:
+            claim(checkpoints.folder, start, log, overwrite=overwrite)
+        writers = _writers(run, start, console)
         loop = _Loop(run, checkpoints, start, writers, log)
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
@@ -302,7 +317,8 @@ class _Loop:
     def save(self) -> None:
         """Starts to write the whole state, the data position included."""
         self.read()
-        facts = {"next_batch": self.next_batch, "rows": self._rows, "model": dict(self.run.config.model)}
+        facts: dict[str, Json] = {"run": self.start.run, "next_batch": self.next_batch, **self.run.facts._asdict()}
+        facts |= {"learning_rate": next_rate(self.run.engine), "model": dict(self.run.config.model)}
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
@@ -337,19 +353,19 @@ class _Loop:
             self._metrics_lost = True
 
 
-def _writers(run: Run, position: int, console: Console | None, *, resumed: bool) -> list[MetricWriter]:
+def _writers(run: Run, start: Start, console: Console | None) -> list[MetricWriter]:
     """The first process's writers; the others have none."""
     if jax.process_index() != 0:
         return []
     config, arguments = run.engine.config, run.config.training_arguments
-    file, resume_at = Path(arguments.output_dir, "metrics.jsonl"), position if resumed else None
+    file, resume_at = Path(arguments.output_dir, METRICS), start.step if start.checkpoint is not None else None
     try:
-        writers: list[MetricWriter] = [JsonLines(file, resume_at=resume_at)]
+        writers: list[MetricWriter] = [JsonLines(file, run=start.run, resume_at=resume_at)]
     except OSError as error:
         raise ConfigError(f"training_arguments.output_dir: cannot write {file}: {error.strerror}.") from None
     writers += event_writers(config, file.parent, resume_at=resume_at)
     if console is not None:
         given = "logging_steps" in arguments.model_fields_set
         every = arguments.logging_steps if given else config.steps_per_print or arguments.logging_steps
-        writers.append(ConsoleView(console, total=run.n_steps, start=position, every=every))
+        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every))
     return writers

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -174,12 +174,15 @@ class Checkpoints:
                 remove(path)
 
 
-def load_newest(folder: str | os.PathLike[str], load: Callable[[Path], T]) -> tuple[Path, T, list[str]] | None:
+def load_newest(
+    folder: str | os.PathLike[str], load: Callable[[Path], T], *, without: Sequence[Path] = ()
+) -> tuple[Path, T, list[str]] | None:
     """Loads the newest checkpoint of a folder that is complete and whole; every process must call it.
 
     Args:
         folder: a run's folder; it need not exist.
         load: loads one checkpoint, such as `engine.load_checkpoint`.
+        without: checkpoints in it that do not count, such as those of another run.
 
     Returns:
         The checkpoint, what `load` returned, and a sentence for each damaged one that was passed over; None if there is
@@ -189,7 +192,7 @@ def load_newest(folder: str | os.PathLike[str], load: Callable[[Path], T]) -> tu
         CheckpointError: the newest whole one is of another model, or all of them are damaged.
     """
     passed_over = []
-    for _, path in reversed(complete_in(Path(folder).absolute())):
+    for path in [path for _, path in reversed(complete_in(Path(folder).absolute())) if path not in without]:
         try:
             return path, load(path), passed_over
         except DamagedCheckpointError as error:

@@ -1,25 +1,26 @@
 """Where a run begins: a model, a loss and a configuration become an engine, or the pure functions under one."""
 
 import logging
-import zlib
 from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jzero.base.types import Batch, LossFn, Mask, Params, Placements
+from jzero.base.types import Batch, Json, LossFn, Mask, Params, Placements
+from jzero.checkpoint.format.leaves import brief
 from jzero.config import Config, ResolvedConfig
 from jzero.config.config import Source
 from jzero.engine import Engine
 from jzero.errors import ConfigError, ModelError
 from jzero.flax.model import Model
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.sharding.placement import path_name
+from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, build_functional
 from jzero.zero.shapes import Trainable, adapted, model_width
 
@@ -81,13 +82,15 @@ def initialize(
     options: _Options = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
     found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
     resolved, mesh = found.config, found.mesh
-    _agree_over_processes(resolved, seed)  # before anything that one process alone could refuse
+    agree(_what_decides(resolved, mesh, sample_batch, seed))  # before anything that one process alone could refuse
     if not isinstance(config, Config) and jax.process_index() == 0:
         for note in resolved.notes:
             logging.getLogger("jzero").info("%s", note)
     fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
+    leaves = jax.tree_util.tree_leaves_with_path(fns.placements.params, is_leaf=is_placement)
+    agree({"parameter": {path_name(path): str(list(place.shape)) for path, place in leaves}})
     if params is not None:
         params = _like_model(params, fns.placements.params)
     store = fns.open_store()
@@ -184,12 +187,13 @@ def _like_model(params: Params, placements: Placements) -> Params:
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
 
 
-def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:
-    """Refuses processes that were started with different settings: they would hang or silently diverge."""
-    if jax.process_count() == 1:
-        return
-    digest = zlib.crc32(repr((config, seed)).encode())
-    digests = multihost_utils.process_allgather(np.uint32(digest)).ravel().tolist()
-    if len(set(digests)) > 1:
-        other = next(i for i, d in enumerate(digests) if d != digests[0])
-        raise ConfigError(f"process {other} has another configuration or seed than process 0; start all with the same.")
+def _what_decides(config: ResolvedConfig, mesh: Mesh, sample_batch: Batch, seed: int) -> dict[str, Json]:
+    """What processes must be given alike: with anything else they would hang, or silently diverge."""
+    batch = jax.tree_util.tree_leaves_with_path(sample_batch)
+    return {
+        **facts_of_process(),
+        "seed": seed,
+        "mesh": dict(mesh.shape),
+        "sample_batch": {path_name(path) or "itself": brief(np.shape(x), np.asarray(x).dtype) for path, x in batch},
+        "config": config.model_dump(mode="json", warnings=False),
+    }

@@ -7,10 +7,12 @@ import jax
 import typer
 from rich.console import Console
 
+from jzero.base.types import Json
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import load_run
+from jzero.config import RunConfig, load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.sharding.mesh import simulate_devices
 from jzero.train.trainer import Result, describe, prepare, train
 
@@ -83,7 +85,7 @@ def train_command(
         result = _train(run_file, overrides or [], Begin(resume, weights, overwrite))
     except JzeroError as error:
         typer.echo(f"error: {error}", err=True)
-        leave_failed(EXIT_BAD_INPUT)
+        leave_failed(EXIT_BAD_INPUT, str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
@@ -99,6 +101,7 @@ class Begin(NamedTuple):
 
 def _train(run_file: Path, overrides: list[str], begin: Begin) -> Result:
     config = load_run(run_file, overrides)
+    agree({**facts_of_process(), **_what_decides(config, begin)})
     run = prepare(config, base=run_file.parent)
     console = Console() if jax.process_index() == 0 else None
     if console is not None:
@@ -108,6 +111,17 @@ def _train(run_file: Path, overrides: list[str], begin: Begin) -> Result:
     if console is not None:
         console.print(_closing(result), highlight=False, soft_wrap=True)
     return result
+
+
+def _what_decides(config: RunConfig, begin: Begin) -> dict[str, Json]:
+    """What processes must be started with alike. Globs may differ, the text they find is compared later."""
+    return {
+        **{f"--{name}": value if value is None else str(value) for name, value in begin._asdict().items()},
+        "model": dict(config.model),
+        "data": config.data.model_dump(mode="json", exclude={"files"}),
+        "training_arguments": config.training_arguments.model_dump(mode="json", warnings=False),
+        "deepspeed": config.deepspeed.model_dump(mode="json", exclude_none=True, warnings=False),
+    }
 
 
 def _closing(result: Result) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 
 from jzero.errors import ConfigError
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.launch.failure import end_others_on_failure
 
 _JOB_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # absent in a batch script that runs on its own
@@ -83,7 +84,7 @@ def initialize_from_environment(environment: Mapping[str, str] | None = None) ->
         Whether there are several processes. If not, nothing has changed.
 
     Raises:
-        ConfigError: some variables are missing or do not fit together.
+        ConfigError: some variables are missing or do not fit together, or the processes have other versions.
 
     Example:
         >>> initialize_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
@@ -103,6 +104,7 @@ def initialize_from_environment(environment: Mapping[str, str] | None = None) ->
             cluster_detection_method="deactivate",
         )
     end_others_on_failure()
+    agree(facts_of_process(devices=False))
     return True
 
 

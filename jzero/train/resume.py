@@ -17,6 +17,7 @@ from jzero.checkpoint.run.place import complete_in, remove
 from jzero.checkpoint.run.processes import on_first_process
 from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
+from jzero.launch.agreement import agree
 from jzero.train.identity import mark, may_be_of, new_run, run_of_checkpoint, run_of_folder
 from jzero.train.position import Facts, find_position, schedule_change
 
@@ -71,7 +72,8 @@ def load_start(
     if resume is None:
         on_first_process(lambda: _refuse(folder, _others(folder, None), overwrite))
         return Start(new_run())
-    path, _ = read_header(resume)
+    path, head = read_header(resume)
+    agree({f"the newest checkpoint of {resume}": path.name, "its order": head.order})
     inside = path.parent == folder
     run = run_of_checkpoint(path) or (run_of_folder(folder) if inside else None) or new_run()
     others = _others(folder, {run, None} if inside else {run})
@@ -135,6 +137,7 @@ def next_rate(engine: Engine) -> float | None:
 def _load_own(engine: Engine, folder: Path, log: Log, now: Facts) -> Start:
     """The newest whole checkpoint of the folder's own run, or its first step."""
     run = run_of_folder(folder)
+    agree({f"what lies in {folder}": ", ".join(path.name for _, path in complete_in(folder)), "its run": run})
     others = _others(folder, {run, None}) if run else []
 
     def load(path: Path) -> dict[str, Json]:

@@ -21,12 +21,13 @@ from rich.markup import escape
 
 from jzero import models
 from jzero.base.types import Json
-from jzero.checkpoint import Checkpoints
+from jzero.checkpoint import Checkpoints, read_header
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
 from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
+from jzero.launch.agreement import agree
 from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
@@ -99,6 +100,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     """
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
+    agree({"the text's fingerprint": corpus.fingerprint} if jax.process_count() > 1 else {})
     known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
     facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
     # The schedule may need the number of steps, and that needs the batch size: what is known so far decides that.
@@ -212,6 +214,7 @@ def train(
             reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
             raise ConfigError(f"{reached}; raise training_arguments.max_steps.")
         if weights is not None and start.checkpoint is None:
+            agree({f"the newest checkpoint of {weights}": read_header(weights)[0].name})
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
         if jax.process_index() == 0:
             claim(checkpoints.folder, start, log, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""A process of two that were started with different seeds."""
+"""A process of two that were started with different seeds and batches."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     jzero.initialize(
         model=lambda rngs: nnx.Linear(4, 1, rngs=rngs),
         loss_fn=lambda model, x: model(x).mean(),
-        config={"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
-        sample_batch=np.ones((2, 4), np.float32),
+        config={"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+        sample_batch=np.ones((2 + 2 * jax.process_index(), 4), np.float32),
         seed=jax.process_index(),
     )

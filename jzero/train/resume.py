@@ -60,7 +60,7 @@ def load_start(
         engine: gets the state.
         folder: the run's folder, in which "auto" looks.
         resume: a checkpoint or a folder of checkpoints, "auto", or None for a new run.
-        log: is told what "auto" chose, and what is not as it was.
+        log: is told what was chosen, and what is not as it was.
         now: what decides the order of the text and the schedule.
         overwrite: whether checkpoints of other runs may be in the folder, for `claim` to remove.
 
@@ -155,7 +155,6 @@ def _load_own(engine: Engine, folder: Path, log: Log, now: Facts) -> Start:
     for sentence in passed_over:
         log(sentence)
     start = _start(engine, path, facts, now, log)
-    log(f"Going on from {path}, after step {start.step}.")
     return start._replace(run=run or run_of_checkpoint(path) or new_run())
 
 
@@ -173,6 +172,7 @@ def _refuse_other_seed(path: Path, now: Facts) -> None:
 
 def _start(engine: Engine, path: Path, saved: dict[str, Json], now: Facts, log: Log) -> Start:
     step = int(engine.state.step)
+    log(f"Going on from {path}, after step {step}.")
     at = find_position(saved, now, step)
     for sentence in at.sentences:
         log(sentence)

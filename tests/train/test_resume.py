@@ -117,7 +117,7 @@ def test_auto_refuses_a_run_of_another_seed(tmp_path):
     save(tmp_path, 4, run="other", seed=5)
     with pytest.raises(CheckpointError, match=r"is of a run with training_arguments\.seed 5, and this one has 42"):
         begin(tmp_path, "auto")
-    start, (sentence, *_) = begin(tmp_path, tmp_path / "checkpoint-4")
+    start, (_, sentence) = begin(tmp_path, tmp_path / "checkpoint-4")
     assert start == Start("other", 4, 4, tmp_path / "checkpoint-4")
     assert sentence.startswith("training_arguments.seed is 42 and was 5: the text comes in another order")
 
@@ -143,8 +143,9 @@ def test_going_on_from_an_earlier_checkpoint_keeps_the_later_ones_and_says_so(tm
     start, said = begin(tmp_path, tmp_path / "checkpoint-4")
     assert start == Start("mine", 4, 4, tmp_path / "checkpoint-4")
     assert said == [
+        f"Going on from {tmp_path / 'checkpoint-4'}, after step 4.",
         f"{tmp_path} also has later checkpoints (checkpoint-8, checkpoint-12); each stays until this run reaches its "
-        "step, or training_arguments.save_total_limit removes it."
+        "step, or training_arguments.save_total_limit removes it.",
     ]
     assert steps(tmp_path) == [4, 8, 12]
 

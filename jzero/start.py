@@ -1,6 +1,7 @@
 """Where a run begins: a model, a loss and a configuration become an engine, or the pure functions under one."""
 
 import logging
+import zlib
 from typing import NamedTuple, TypedDict, Unpack
 
 import jax
@@ -9,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from jzero.base.types import Batch, Json, LossFn, Mask, Params, Placements
-from jzero.checkpoint.format.leaves import brief
+from jzero.checkpoint.format.leaves import brief, by_name
 from jzero.config import Config, ResolvedConfig
 from jzero.config.config import Source
 from jzero.engine import Engine
@@ -80,19 +81,19 @@ def initialize(
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
     options: _Options = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
+    given = Config.load(config)
+    agree({"seed": seed, **_what_is_given(given, sample_batch)})  # before anything that one process alone could refuse
+    found = _resolve(model, loss_fn, given, mesh, **options)
     resolved, mesh = found.config, found.mesh
-    agree(_what_decides(resolved, mesh, sample_batch, seed))  # before anything that one process alone could refuse
     if not isinstance(config, Config) and jax.process_index() == 0:
         for note in resolved.notes:
             logging.getLogger("jzero").info("%s", note)
     fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
-    leaves = jax.tree_util.tree_leaves_with_path(fns.placements.params, is_leaf=is_placement)
-    agree({"parameter": {path_name(path): str(list(place.shape)) for path, place in leaves}})
     if params is not None:
         params = _like_model(params, fns.placements.params)
+    agree(_what_is_built(fns, params))
     store = fns.open_store()
     return Engine(fns, store.init(np.uint32(seed), params), store)
 
@@ -187,13 +188,30 @@ def _like_model(params: Params, placements: Placements) -> Params:
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
 
 
-def _what_decides(config: ResolvedConfig, mesh: Mesh, sample_batch: Batch, seed: int) -> dict[str, Json]:
+def _what_is_given(config: Config, sample_batch: Batch) -> dict[str, Json]:
     """What processes must be given alike: with anything else they would hang, or silently diverge."""
-    batch = jax.tree_util.tree_leaves_with_path(sample_batch)
+    leaves = jax.tree_util.tree_leaves_with_path(sample_batch)
+    arrays = {path_name(path) or "itself": x if hasattr(x, "dtype") else np.asarray(x) for path, x in leaves}
     return {
         **facts_of_process(),
-        "seed": seed,
-        "mesh": dict(mesh.shape),
-        "sample_batch": {path_name(path) or "itself": brief(np.shape(x), np.asarray(x).dtype) for path, x in batch},
-        "config": config.model_dump(mode="json", warnings=False),
+        "sample_batch": {name: brief(x.shape, x.dtype) for name, x in arrays.items()},
+        "config": config.model_dump(mode="json", exclude_none=True, warnings=False),
     }
+
+
+def _what_is_built(fns: Functional, params: Params | None) -> dict[str, Json]:
+    """What must have come of it alike, before it is placed on devices; of given parameters the values count too."""
+    if jax.process_count() == 1:  # which spares it the checksums
+        return {}
+    here = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params) if not _is_spread(x)}
+    return {
+        "config": fns.spec.config.model_dump(mode="json", warnings=False),
+        "mesh": dict(fns.spec.mesh.shape),
+        "the shape of": {name: str(list(place.shape)) for name, place in by_name(fns.placements, is_placement).items()},
+        "trainable": {name: str(chosen) for name, chosen in by_name(fns.spec.trainable).items()},
+        "the checksum of params": {name: zlib.crc32(np.ascontiguousarray(x).data) for name, x in here.items()},
+    }
+
+
+def _is_spread(x: object) -> bool:
+    return isinstance(x, jax.Array) and not x.is_fully_addressable

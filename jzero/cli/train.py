@@ -1,20 +1,18 @@
 """`jzero train RUN.json [KEY=VALUE ...]`: train the model of a run file."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Unpack
 
 import jax
 import typer
 from rich.console import Console
 
-from jzero.base.types import Json
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import RunConfig, load_run
+from jzero.config import load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
-from jzero.launch.agreement import agree, facts_of_process
 from jzero.sharding.mesh import simulate_devices
-from jzero.train.trainer import Result, describe, prepare, train
+from jzero.train.trainer import Begin, Result, describe, prepare, train
 
 
 def train_command(
@@ -82,7 +80,8 @@ def train_command(
         if devices is not None:
             simulate_devices(devices)
         initialize_from_environment()
-        result = _train(run_file, overrides or [], Begin(resume, weights, overwrite))
+        chosen = "auto" if resume == Path("auto") else resume
+        result = _train(run_file, overrides or [], resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {error}", err=True)
         leave_failed(EXIT_BAD_INPUT, str(error))
@@ -91,37 +90,15 @@ def train_command(
         raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
-class Begin(NamedTuple):
-    """How a run is to begin: the command's options."""
-
-    resume: Path | None
-    weights: Path | None
-    overwrite: bool
-
-
-def _train(run_file: Path, overrides: list[str], begin: Begin) -> Result:
-    config = load_run(run_file, overrides)
-    agree({**facts_of_process(), **_what_decides(config, begin)})
-    run = prepare(config, base=run_file.parent)
+def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Result:
+    run = prepare(load_run(run_file, overrides), base=run_file.parent)
     console = Console() if jax.process_index() == 0 else None
     if console is not None:
         describe(run, console)
-    chosen = "auto" if begin.resume == Path("auto") else begin.resume
-    result = train(run, console=console, resume=chosen, weights=begin.weights, overwrite=begin.overwrite)
+    result = train(run, console=console, **begin)
     if console is not None:
         console.print(_closing(result), highlight=False, soft_wrap=True)
     return result
-
-
-def _what_decides(config: RunConfig, begin: Begin) -> dict[str, Json]:
-    """What processes must be started with alike. Globs may differ, the text they find is compared later."""
-    return {
-        **{f"--{name}": value if value is None else str(value) for name, value in begin._asdict().items()},
-        "model": dict(config.model),
-        "data": config.data.model_dump(mode="json", exclude={"files"}),
-        "training_arguments": config.training_arguments.model_dump(mode="json", warnings=False),
-        "deepspeed": config.deepspeed.model_dump(mode="json", exclude_none=True, warnings=False),
-    }
 
 
 def _closing(result: Result) -> str:

@@ -109,7 +109,7 @@ def schedule_change(saved: Mapping[str, Json], now: Facts, rate: float | None) -
     if rate is None or not isinstance(before, int | float):
         said = f"{length}; the learning rate of a schedule that depends on this changes with it."
         return None if n_steps == now.n_steps else said
-    same = math.isclose(before, rate, rel_tol=1e-6)
+    same = math.isclose(before, rate, rel_tol=1e-6, abs_tol=1e-12)
     if same and n_steps == now.n_steps:
         return None
     if same:

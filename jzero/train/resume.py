@@ -74,7 +74,7 @@ def load_start(
         return Start(new_run())
     path, head = read_header(resume)
     agree({f"the newest checkpoint of {resume}": path.name, "its order": head.order})
-    inside = path.parent == folder
+    inside = path.parent.resolve() == folder.resolve()
     run = run_of_checkpoint(path) or (run_of_folder(folder) if inside else None) or new_run()
     others = _others(folder, {run, None} if inside else {run})
     on_first_process(lambda: _refuse(folder, others, overwrite))

@@ -12,6 +12,7 @@ from jzero.config import load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.sharding.mesh import simulate_devices
+from jzero.train.resume import check_new
 from jzero.train.trainer import Begin, Result, describe, prepare, train
 
 
@@ -91,7 +92,10 @@ def train_command(
 
 
 def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Result:
-    run = prepare(load_run(run_file, overrides), base=run_file.parent)
+    config = load_run(run_file, overrides)
+    if begin.get("resume") is None:  # also at its start; here before a large model is made
+        check_new(Path(config.training_arguments.output_dir), overwrite=begin.get("overwrite", False))
+    run = prepare(config, base=run_file.parent)
     console = Console() if jax.process_index() == 0 else None
     if console is not None:
         describe(run, console)

@@ -37,12 +37,14 @@ class Start(NamedTuple):
         step: how many steps were taken before.
         next_batch: the index of the first batch to take, in batches of this run's size.
         checkpoint: where the state comes from; None for a new run.
+        others: checkpoints in the folder that are another run's.
     """
 
     run: str
     step: int = 0
     next_batch: int = 0
     checkpoint: Path | None = None
+    others: tuple[Path, ...] = ()
 
 
 def load_start(
@@ -70,7 +72,7 @@ def load_start(
     if resume == "auto":
         return _load_own(engine, folder, log, now)
     if resume is None:
-        on_first_process(lambda: _refuse(folder, _others(folder, None), overwrite))
+        on_first_process(lambda: check_new(folder, overwrite=overwrite))
         return Start(new_run())
     path, head = read_header(resume)
     agree({f"the newest checkpoint of {resume}": path.name, "its order": head.order})
@@ -107,6 +109,15 @@ def claim(folder: Path, start: Start, log: Log, *, overwrite: bool = False) -> N
         mark(folder, start.run)
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}.") from None
+
+
+def check_new(folder: Path, *, overwrite: bool) -> None:
+    """Refuses a new run in a folder with checkpoints, unless they are to be overwritten.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    _refuse(folder, [path for _, path in complete_in(folder)], overwrite)
 
 
 def check_overwrite(folder: Path, sources: Mapping[str, Path | Literal["auto"] | None]) -> None:
@@ -146,7 +157,7 @@ def _load_own(engine: Engine, folder: Path, log: Log, now: Facts) -> Start:
 
     found = load_newest(folder, load, without=others)
     for path in others:
-        log(f"{path} is of another run than {folder} and is passed over.")
+        log(f"{path} is of another run than {folder}: it is passed over and left alone.")
     if found is None:
         on_first_process(lambda: _refuse(folder, others, False))
         log(f"No checkpoint in {folder} yet: a new run.")
@@ -155,7 +166,7 @@ def _load_own(engine: Engine, folder: Path, log: Log, now: Facts) -> Start:
     for sentence in passed_over:
         log(sentence)
     start = _start(engine, path, facts, now, log)
-    return start._replace(run=run or run_of_checkpoint(path) or new_run())
+    return start._replace(run=run or run_of_checkpoint(path) or new_run(), others=tuple(others))
 
 
 def _refuse_other_seed(path: Path, now: Facts) -> None:
@@ -181,9 +192,9 @@ def _start(engine: Engine, path: Path, saved: dict[str, Json], now: Facts, log: 
     return Start("", step, at.next_batch, path)
 
 
-def _others(folder: Path, runs: set[str | None] | None) -> list[Path]:
-    """The checkpoints in a folder that are of none of these runs; all of them if no run is named."""
-    return [path for _, path in complete_in(folder) if runs is None or not may_be_of(path, runs)]
+def _others(folder: Path, runs: set[str | None]) -> list[Path]:
+    """The checkpoints in a folder that are of none of these runs."""
+    return [path for _, path in complete_in(folder) if not may_be_of(path, runs)]
 
 
 def _refuse(folder: Path, others: Sequence[Path], overwrite: bool) -> None:

@@ -198,6 +198,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
     with ExitStack() as closing:
         checkpoints = closing.enter_context(_checkpoints(run, log))
         start = load_start(engine, checkpoints.folder, resume, log, now=run.facts, overwrite=overwrite)
+        checkpoints.leave_alone(start.others)
         if start.step >= run.n_steps:
             reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
             raise ConfigError(f"{reached}; raise training_arguments.max_steps.")

@@ -51,7 +51,7 @@ def steps(folder):
 
 def test_an_empty_folder_becomes_that_of_the_run(tmp_path):
     start, said = begin(tmp_path)
-    assert (start[1:], said) == ((0, 0, None), [])
+    assert (start, said) == (Start(start.run), [])
     assert run_of_folder(tmp_path) == start.run
     again, said = begin(tmp_path, "auto")  # requeued before its first save
     assert (again, said) == (start, [f"No checkpoint in {tmp_path} yet: a new run."])
@@ -99,9 +99,10 @@ def test_auto_goes_on_with_the_folders_own_run_alone(tmp_path):
     save(tmp_path, 4, run="mine")
     save(tmp_path, 12, run="other")
     start, said = begin(tmp_path, "auto")
-    assert start == Start("mine", 4, 4, tmp_path / "checkpoint-4")
+    other = tmp_path / "checkpoint-12"
+    assert start == Start("mine", 4, 4, tmp_path / "checkpoint-4", (other,))
     assert said == [
-        f"{tmp_path / 'checkpoint-12'} is of another run than {tmp_path} and is passed over.",
+        f"{other} is of another run than {tmp_path}: it is passed over and left alone.",
         f"Going on from {tmp_path / 'checkpoint-4'}, after step 4.",
     ]
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -68,6 +68,8 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._reported = False
         self._saved: list[Path] = []
+        self._left_alone: frozenset[Path] = frozenset()
+        self._refused: CheckpointError | None = None
         self._began = time.monotonic()
         self._retry_at: float | None = None
         self._lock: FolderLock | None = None
@@ -82,6 +84,10 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self.folder / f"checkpoint-{step}"
+
+    def leave_alone(self, paths: Iterable[Path]) -> None:
+        """Names checkpoints in the folder that are another run's: they are neither removed nor replaced."""
+        self._left_alone = frozenset(paths)
 
     def due(self) -> bool:
         """Whether minutes have passed or a failed save is to be repeated; the first process's answer counts for all."""
@@ -99,11 +105,14 @@ class Checkpoints:
     def save(self, step: int, extra: Mapping[str, Json] | None = None) -> None:
         """Starts a save, after the one before it is finished. Failures are reported, not raised."""
         self._settle()
-        self._began, self._retry_at = time.monotonic(), None
+        self._began, self._retry_at, self._refused = time.monotonic(), None, None
         try:
+            if (path := self.path(step)) in self._left_alone:
+                raise CheckpointError(f"{path} is a checkpoint of another run; it is left alone, and none saved.")
             self._saving = self._engine.save_checkpoint(self.path(step), dict(extra or {}), wait=False)
             self._reported = False
         except CheckpointError as error:
+            self._refused = error
             self._after(error)
 
     def finish(self) -> None:
@@ -112,7 +121,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it could not be written.
         """
-        if error := self._settle():
+        if error := self._settle() or self._refused:
             raise error
 
     def close(self) -> None:
@@ -167,10 +176,14 @@ class Checkpoints:
         """
         if self._max_to_keep is None:
             return
-        known = [(step, path) for step, path in complete_in(self.folder) if header.age(path) is not None]
+        known = [
+            (step, path)
+            for step, path in complete_in(self.folder)
+            if path not in self._left_alone and header.age(path) is not None
+        ]
         for step, path in known[: -self._max_to_keep]:
-            kept = path in self._saved[-self._max_to_keep :] or (self._keep_every and step % self._keep_every == 0)
-            if not kept:
+            own = path in self._saved[-self._max_to_keep :]
+            if not own and not (self._keep_every and step % self._keep_every == 0):
                 remove(path)
 
 

@@ -133,6 +133,33 @@ def test_what_a_process_saved_is_not_pruned_by_it(tmp_path):
     assert {3, 4, 5} & set(steps(tmp_path)) == {4, 5}
 
 
+def test_another_runs_checkpoints_are_neither_removed_nor_replaced(tmp_path):
+    save_steps(tmp_path, [2, 9])
+    others, told = [tmp_path / "checkpoint-2", tmp_path / "checkpoint-9"], []
+    with Checkpoints(Engine(), tmp_path, max_to_keep=1, report=told.append) as checkpoints:
+        checkpoints.leave_alone(others)
+        for step in (7, 8):
+            checkpoints.save(step, {"step": step})
+        checkpoints.finish()
+        assert steps(tmp_path) == [2, 9, 8]
+        checkpoints.save(9, {"step": 100})
+        with pytest.raises(CheckpointError, match=r"checkpoint-9 is a checkpoint of another run; it is left alone"):
+            checkpoints.finish()
+    assert load(others[1]) == 9
+    assert len(told) == 1
+
+
+def test_a_last_save_that_could_not_begin_is_an_error(tmp_path):
+    (tmp_path / "checkpoint-2").write_text("in the way")
+    with Checkpoints(Engine(), tmp_path) as checkpoints:
+        checkpoints.save(1, {"step": 1})
+        checkpoints.save(2, {"step": 2})
+        with pytest.raises(CheckpointError, match="checkpoint-2 already exists and is not a checkpoint"):
+            checkpoints.finish()
+        checkpoints.save(3, {"step": 3})
+        checkpoints.finish()
+
+
 def test_the_newest_whole_one_is_loaded_and_the_damaged_are_told(tmp_path):
     assert load_newest(tmp_path / "nowhere", load) is None
     save_steps(tmp_path, [1, 2, 3])

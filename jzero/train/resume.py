@@ -115,9 +115,13 @@ def check_new(folder: Path, *, overwrite: bool) -> None:
     """Refuses a new run in a folder with checkpoints, unless they are to be overwritten.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: there are some, or nobody can see whether there are.
     """
-    _refuse(folder, [path for _, path in complete_in(folder)], overwrite)
+    try:
+        found = [path for _, path in complete_in(folder)]
+    except OSError as error:
+        raise CheckpointError(f"training_arguments.output_dir: cannot read {folder}: {error.strerror}.") from None
+    _refuse(folder, found, overwrite)
 
 
 def check_overwrite(folder: Path, sources: Mapping[str, Path | Literal["auto"] | None]) -> None:

@@ -12,7 +12,7 @@ from jzero.checkpoint.run.place import complete_in
 from jzero.errors import CheckpointError, ConfigError
 from jzero.train.identity import FILE, mark, run_of_folder
 from jzero.train.position import Facts
-from jzero.train.resume import Start, check_overwrite, claim, load_start
+from jzero.train.resume import Start, check_new, check_overwrite, claim, load_start
 
 NOW = Facts(rows=8, seq_len=32, seed=42, text="a-b", n_steps=20)
 
@@ -80,6 +80,11 @@ def test_one_whose_header_is_damaged_counts(tmp_path):
     (tmp_path / "checkpoint-4" / "jzero.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"another run \(checkpoint-4\)"):
         begin(tmp_path)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match=r"output_dir: cannot read .*xxx: File name too long"):
+        check_new(tmp_path / ("x" * 300), overwrite=False)
 
 
 def test_overwriting_removes_and_says_so(tmp_path):

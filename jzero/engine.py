@@ -210,11 +210,13 @@ class Engine:
         missing: Literal["refuse", "keep"] = "refuse",
         extra: Literal["refuse", "ignore"] = "refuse",
         changed: Literal["refuse", "keep"] = "refuse",
+        grow: Literal["refuse", "pad"] = "refuse",
         layers: Mapping[str, str] | None = None,
     ) -> dict[str, Json]:
         """Reads a state back, whatever stage, devices, processes and precision it was saved under.
 
-        Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state.
+        Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state. What
+        is kept, left out or grown instead is listed in the log `jzero`, at level WARNING.
 
         Args:
             path: what `save_checkpoint` wrote, or a folder of checkpoints, of which the newest complete one is taken.
@@ -222,6 +224,8 @@ class Engine:
             missing: `"keep"` leaves the present values where the checkpoint lacks a leaf.
             extra: `"ignore"` allows leaves that only the checkpoint has.
             changed: `"keep"` leaves the present values where shapes differ, as for a new head.
+            grow: `"pad"` reads a saved array into the first part of one that is longer here and leaves the present
+                values beyond it, as for tokens added to a vocabulary.
             layers: where layers are unrolled there and scanned here, or the other way: the unrolled path with `*` for
                 the number -> the scanned path, such as `{"h/*": "h"}`.
 
@@ -236,7 +240,7 @@ class Engine:
             `engine.load_checkpoint("pretrained", only="params/*", changed="keep")` starts from given weights with a
             new head.
         """
-        selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
+        selection = checkpoint.Selection(_globs(only), missing, extra, changed, grow, layers=layers)
         state, metadata = checkpointing.restore(path, self.functional, self.store.whole(self.state), selection)
         self.state = self.store.replace(state)
         self._unread = self._stopped = None

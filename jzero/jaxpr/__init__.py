@@ -8,6 +8,7 @@ Layout:
     primitives.py: the one table of primitives by name, and questions about them.
     params.py: what the parameters of an equation say.
     devices.py: which devices a program is traced for, where JAX would ask the machine at hand.
+    coordination.py: what processes say to each other before any program runs.
     walk.py: goes over equations, with those inside of them.
     varying.py: follows what differs between devices.
     compilations.py: what was compiled, how long it took, and for which settings.

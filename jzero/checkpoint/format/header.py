@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -29,6 +30,9 @@ ARRAYS = "arrays"
 """The folder, inside a checkpoint, in which Orbax keeps the arrays: the name of its item in `arrays.py`."""
 
 SMALL_FILE_BYTES = 2**20
+
+_AGE_BYTES = 96
+"""A header begins with what `age` reads, and that is shorter."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,26 @@ class Header:
         leaves: every array by its path, such as `params/layers/0/kernel`.
         files: size in bytes and CRC-32 (None for a large file) of every other file, by its path in the folder.
         metadata: what was saved with the arrays: anything JSON can hold.
+        order: larger than that of every checkpoint that lay beside it when it was made; 0 if an older version made it.
     """
 
     leaves: Mapping[str, Leaf]
     files: Mapping[str, tuple[int, int | None]]
     metadata: Mapping[str, Json]
+    order: int = 0
+
+
+class Age(NamedTuple):
+    """What decides which of two checkpoints is newer, the first number first.
+
+    Attributes:
+        order: see `Header`.
+        saved_at: when it was completed, in seconds since the epoch. Clocks differ, so this counts only between those
+            that an older version made.
+    """
+
+    order: int
+    saved_at: float
 
 
 def is_complete(folder: Path) -> bool:
@@ -81,8 +100,9 @@ def write(folder: Path, header: Header) -> None:
         "leaves": {name: [list(leaf.shape), leaf.dtype, leaf.checksum] for name, leaf in header.leaves.items()},
         "files": {name: list(facts) for name, facts in header.files.items()},
         "metadata": header.metadata,
+        "order": header.order,
     }
-    text = json.dumps({"saved_at": time.time(), "crc32": _crc(content), "content": content})
+    text = json.dumps({"saved_at": time.time(), "order": header.order, "crc32": _crc(content), "content": content})
     unnamed = folder / f".{FILE}"
     with unnamed.open("w") as file:
         file.write(text)
@@ -91,14 +111,14 @@ def write(folder: Path, header: Header) -> None:
     unnamed.rename(folder / FILE)
 
 
-def saved_at(folder: Path) -> float:
-    """When a checkpoint was completed, in seconds since the epoch; 0 if its header is damaged."""
+def age(folder: Path) -> Age | None:
+    """How old a complete checkpoint is, from the first bytes of its header; None if these are damaged."""
     try:
-        with (folder / FILE).open() as file:
-            found = re.match(r'{"saved_at": ([0-9.]+)', file.read(64))
-    except (OSError, UnicodeDecodeError):
-        return 0.0
-    return float(found[1]) if found else 0.0
+        with (folder / FILE).open("rb") as file:
+            found = re.match(rb'{"saved_at": ([0-9]+\.?[0-9]*)(?:, "order": ([0-9]+))?, ', file.read(_AGE_BYTES))
+    except OSError:
+        return None
+    return Age(int(found[2] or 0), float(found[1])) if found else None
 
 
 def read(folder: Path) -> Header:
@@ -117,11 +137,13 @@ def read(folder: Path) -> Header:
             )
         if crc != _crc(content):
             raise ValueError("its content does not have its checksum")
+        if data.get("order") != content.get("order"):
+            raise ValueError("its order does not have its checksum")
         leaves = {
             name: Leaf(tuple(shape), dtype, checksum) for name, (shape, dtype, checksum) in content["leaves"].items()
         }
         files = {name: (size, file_crc) for name, (size, file_crc) in content["files"].items()}
-        return Header(leaves, files, content["metadata"])
+        return Header(leaves, files, content["metadata"], content.get("order", 0))
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

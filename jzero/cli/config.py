@@ -11,7 +11,7 @@ from jzero import models
 from jzero.cli.exits import EXIT_BAD_INPUT
 from jzero.config import Config, TrainingArguments, load_run
 from jzero.config.resolve.batch import NAMES
-from jzero.config.schema.section import build
+from jzero.config.schema.building import build
 from jzero.config.show.display import config_object, config_view
 from jzero.config.sources.load import read_object
 from jzero.errors import JzeroError

@@ -14,7 +14,8 @@ from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.optimizer import OptimizerConfig
 from jzero.config.schema.scalars import AUTO, is_auto
 from jzero.config.schema.scheduler import SchedulerConfig
-from jzero.config.schema.section import Section, fail, given
+from jzero.config.schema.section import Section, Trace, fail, given
+from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import given_keys
 
 HiddenSize: TypeAlias = int | Callable[[], int | None] | None
@@ -90,14 +91,16 @@ class Filled(NamedTuple):
     data: dict[str, Json]
     origins: dict[str, str]
     notes: list[str]
+    name: Callable[[str], str]
+    """What the file calls a key, by dotted path."""
 
 
-def fill(config: Section, origins: Mapping[str, str], inputs: Inputs, file: str) -> Filled:
+def fill(config: TopLevel, trace: Trace, inputs: Inputs, file: str) -> Filled:
     """Replaces every `"auto"` of a configuration.
 
     Args:
         config: A validated `Config`.
-        origins: Where its values come from, by dotted path.
+        trace: Where its values come from, and what the file calls its keys.
         inputs: What is known about the run.
         file: What to call the configuration in messages.
 
@@ -107,7 +110,7 @@ def fill(config: Section, origins: Mapping[str, str], inputs: Inputs, file: str)
     Raises:
         ConfigError: As `Config.resolve` says.
     """
-    filled = Filled(given(config), dict(origins), [])
+    filled = Filled(given(config), dict(trace.origins), [], trace.name)
     data = filled.data
     if (size := data.get("data_parallel_size", inputs.world)) not in (inputs.world, AUTO):
         wrong = f"`data_parallel_size` = {size}, but {inputs.world} devices take different data"

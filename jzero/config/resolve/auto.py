@@ -123,7 +123,7 @@ def fill(config: TopLevel, trace: Trace, inputs: Inputs, file: str) -> Filled:
             filled.origins.update(dict.fromkeys(names, "auto from training_arguments"))
         _apply_arguments(filled, inputs.arguments, inputs, file, batch=not elastic)
     _apply_hidden_size(filled, inputs.hidden_size)
-    unfilled = _settle_the_rest(filled, config)
+    unfilled = _settle_the_rest(filled, config, inputs)
     sizes = [None if is_auto(value) else value for value in map(data.get, NAMES)]
     if sizes[0] is None and sizes[1] is None:
         unfilled += [f"`{name}` (needs training_arguments)" for name in NAMES if data.get(name) == AUTO]
@@ -172,7 +172,7 @@ def _apply_arguments(filled: Filled, arguments: TrainingArguments, inputs: Input
             filled.origins[path] = f"auto from {' and '.join(row.arguments) or f'the rule that it is {value}'}"
             filled.origins.setdefault(path.partition(".")[0], filled.origins[path])
         elif parent[key] != value:
-            disagreements.append(f"`{path}` = {parent[key]!r} but {', '.join(row.arguments)} = {value!r}")
+            disagreements.append(f"`{filled.name(path)}` = {parent[key]!r} but {', '.join(row.arguments)} = {value!r}")
     listed = "; ".join(disagreements)
     fail(file, [f'contradicts the training arguments: {listed}; make them equal or write "auto"'] if listed else [])
 
@@ -191,7 +191,7 @@ def _apply_hidden_size(filled: Filled, hidden_size: HiddenSize) -> None:
                 filled.origins[path] = f"auto from the hidden size {hidden_size}"
 
 
-def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
+def _settle_the_rest(filled: Filled, config: Section, inputs: Inputs) -> list[str]:
     """Lets the default stand for an "auto" that nothing fills, as DeepSpeed does; returns those where it must not."""
     unfilled = []
     for key in given_keys(config):
@@ -201,21 +201,26 @@ def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
         if key.path in _OTHER and _is_on(filled.data, _OTHER[key.path]):
             parent[name] = False
             filled.origins[key.path] = f"derived from {_OTHER[key.path]}"
-            filled.notes.append(f'`{key.path}` = "auto" is read as false, because `{_OTHER[key.path]}` is true')
+            other = filled.name(_OTHER[key.path])
+            filled.notes.append(f'`{filled.name(key.path)}` = "auto" is read as false, because `{other}` is true')
+        elif key.path in _HIDDEN and inputs.partly:
+            unfilled.append(f"`{filled.name(key.path)}` ({_needs(key.path)})")  # which a model tells later
         elif key.verdict.kind != "honoured":
             _drop(filled, parent, key.path)
         elif key.path in FILLS or key.path in _HIDDEN or key.path == STAGE or ".params." in key.path:
-            unfilled.append(f"`{key.path}` ({_needs(key.path)})")
+            unfilled.append(f"`{filled.name(key.path)}` ({_needs(key.path)})")
         else:
             _drop(filled, parent, key.path)
-            filled.notes.append(f'`{key.path}` = "auto" is filled by nothing: its default, {key.default!r}, holds')
+            filled.notes.append(
+                f'`{filled.name(key.path)}` = "auto" is filled by nothing: its default, {key.default!r}, holds'
+            )
     return unfilled
 
 
 def _drop(filled: Filled, parent: dict[str, Json], path: str) -> None:
     """Takes a key out, so that its default holds."""
     del parent[path.rpartition(".")[2]]
-    filled.origins.pop(path, None)
+    filled.origins[path] = 'default, as "auto" has nothing to be filled from'
 
 
 _OTHER = {"fp16.enabled": "bf16.enabled", "bf16.enabled": "fp16.enabled"}

@@ -75,6 +75,7 @@ def _build(cls: type[S], data: Json, place: _Place, walk: _Walk) -> S:
     data = _without_blanks(cls, data, place, trace)
     mapped = list(cls.modernise(data))
     given_keys, data = set(data), cls.rewrite(data)
+    trace.written.update({at(place.path, m.key): at(place.written, m.written) for m in mapped if m.written})
     values: dict[str, Json] = {}
     written: dict[str, tuple[str, Json]] = {}
     for key, value in data.items():
@@ -89,11 +90,9 @@ def _build(cls: type[S], data: Json, place: _Place, walk: _Walk) -> S:
                 trace.origins[canonical] = "given" if key == name else f"given as {key}"
             if key in cls.deprecated:
                 trace.notes.append(f"`{where}` is read as `{canonical}`")
-            if where != trace.name(canonical):
-                trace.written[canonical] = where
+            if key != name:
+                trace.written.setdefault(canonical, where)
             values[name], written[name] = _inner(cls, name, value, where, data, place, walk), (where, value)
-    for key, _, old, _ in mapped:
-        trace.written[at(place.path, key)] = at(place.written, old)
     try:
         section = cls(**values)
     except ValidationError as error:
@@ -101,7 +100,9 @@ def _build(cls: type[S], data: Json, place: _Place, walk: _Walk) -> S:
         return cls.model_construct()
     _check(cls, {name: getattr(section, name) for name in values}, written, place, trace)
     for key, value, old, was in mapped:
-        trace.origins[at(place.path, key)] = f"given as {old}"
+        trace.origins[at(place.path, key)] = f"given as {old}" if old else str(was)
+        if not old:
+            continue
         before, now = (json.dumps(x, default=str) for x in (was, value))
         trace.notes.append(f"`{at(place.written, old)}` = {before} is read as `{at(place.path, key)}` = {now}")
     return section

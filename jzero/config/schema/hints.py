@@ -120,9 +120,8 @@ def _close_by(unknown: Unknown) -> str | None:
     name = cls.aliases.get(close[0], close[0])
     if not _offered(cls, close[0]):
         return f"; remove it: `{close[0]}`, which it resembles, is refused too"
-    given = [key for key in unknown.siblings if cls.aliases.get(key, key) == name]
-    if given:
-        return f"; `{at(unknown.path, given[0])}`, which it resembles, is there already: remove one of them"
+    if written := _written(unknown.root, unknown.file, at(unknown.path, name)):
+        return f"; `{written}`, which it resembles, is there already: remove one of them"
     return f"; did you mean `{close[0]}`?"
 
 

@@ -82,7 +82,14 @@ SectionType = type[Section]
 
 
 class Mapped(NamedTuple):
-    """A key that is read as another one: the dotted key inside the section and its value, and what was written."""
+    """A key that is read as another one.
+
+    Attributes:
+        key: dotted, inside the section that it is read in.
+        value: what it is read as.
+        written: dotted, what the file has in its place; empty where the value follows from another key.
+        written_value: what that has; or where the value comes from.
+    """
 
     key: str
     value: Json

@@ -38,8 +38,9 @@ def test_autocast_is_16_bit_compute(dtype, precision, stage):
     autocast = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": ["torch.nn.Linear"]}
     config = Config.load({"torch_autocast": autocast, "zero_optimization": {"stage": stage}})
     assert config.precision == precision
-    assert len(config.notes) == 1
-    assert f"is read as `{precision}.enabled` = true" in config.notes[0]
+    read, unread = config.notes
+    assert f"is read as `{precision}.enabled` = true" in read
+    assert unread.startswith("`torch_autocast.lower_precision_safe_modules` has no effect here: the whole model")
 
 
 def test_autocast_beside_the_section_that_says_the_same():

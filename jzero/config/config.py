@@ -12,10 +12,12 @@ from jzero.config.resolve.auto import HiddenSize
 from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.building import build
 from jzero.config.schema.notes import notes_on
+from jzero.config.schema.other_programs import another_program
 from jzero.config.schema.section import Trace, fail, given
 from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import active_keys, show
 from jzero.config.sources.load import read_source
+from jzero.errors import ConfigError
 
 
 class Config(TopLevel):
@@ -51,6 +53,8 @@ class Config(TopLevel):
         if isinstance(source, Config):
             return source
         data, file, read = read_source(source, file or "configuration")
+        if what := another_program(data):
+            raise ConfigError(f"{file}: {what}")
         return Config._read(data, file, Trace(notes=[*notes, *read]))
 
     @classmethod

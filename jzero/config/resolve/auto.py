@@ -115,6 +115,12 @@ def fill(config: TopLevel, trace: Trace, inputs: Inputs, file: str) -> Filled:
     if (size := data.get("data_parallel_size", inputs.world)) not in (inputs.world, AUTO):
         wrong = f"`data_parallel_size` = {size}, but {inputs.world} devices take different data"
         fail(file, [f"{wrong}; remove the key, or start as many devices"])
+    group = config.zero_optimization.shard_group
+    if group and inputs.world % group:
+        name = filled.name("zero_optimization.mics_shard_size")
+        wrong = f"`{name}` = {group} does not divide {inputs.world} devices into groups"
+        near = [n for n in range(inputs.world, 0, -1) if inputs.world % n == 0 and n <= group][:1]
+        fail(file, [f"{wrong}; use {near[0]}, or a multiple of {group} devices"])
     elastic = _apply_elasticity(filled, inputs.world, file)
     if inputs.arguments is not None:
         if "optimizer" not in data:

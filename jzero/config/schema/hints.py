@@ -92,7 +92,6 @@ def hint(unknown: Unknown) -> str:
     if advice := _far(unknown, everywhere):
         return advice
     names = [name for name in [*cls.model_fields, *cls.aliases] if _offered(cls, name)]
-    names = [name for name in names if cls.aliases.get(name, name) not in unknown.siblings]
     return f"; known here: {', '.join(names)}; or remove it" if 0 < len(names) <= 12 else _NOTHING_LIKE_IT
 
 

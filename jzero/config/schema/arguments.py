@@ -67,7 +67,8 @@ class TrainingArguments(Section):
     @classmethod
     def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """A schedule that needs keyword arguments misses them even where there are none."""
-        return {**data, "lr_scheduler_kwargs": data.get("lr_scheduler_kwargs") or {}}
+        kwargs = data.get("lr_scheduler_kwargs")
+        return {**data, "lr_scheduler_kwargs": {} if kwargs is None else kwargs}
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

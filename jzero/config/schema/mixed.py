@@ -45,8 +45,8 @@ def mixed_precision(data: dict[str, Json]) -> Iterator[Mapped]:
             section = data.get(name)
             data[name] = {**(section if isinstance(section, Mapping) else {}), "enabled": True}
             data["torch_autocast"] = _without(autocast, "enabled", "dtype")
-            written = "enabled" if autocast.get("dtype") is None else "dtype"
-            yield Mapped(f"{name}.enabled", True, f"torch_autocast.{written}", autocast[written])
+            for written in ("enabled", "dtype") if autocast.get("dtype") is not None else ("enabled",):
+                yield Mapped(f"{name}.enabled", True, f"torch_autocast.{written}", autocast[written])
 
 
 def _apex(data: dict[str, Json], amp: Mapping[str, Json]) -> Iterator[Mapped]:
@@ -54,9 +54,9 @@ def _apex(data: dict[str, Json], amp: Mapping[str, Json]) -> Iterator[Mapped]:
     level, off = str(amp.get("opt_level", "O1")), data.get("fp16")
     if level not in _LEVELS:
         return
-    written = "enabled" if amp.get("opt_level") is None else "opt_level"
     data["amp"] = _without(amp, "enabled", "opt_level")
-    yield Mapped("fp16.enabled", level != "O0", f"amp.{written}", amp[written])
+    for written in ("enabled", "opt_level") if amp.get("opt_level") is not None else ("enabled",):
+        yield Mapped("fp16.enabled", level != "O0", f"amp.{written}", amp[written])
     if level == "O0":
         return
     scales = {"loss_scale": ("dynamic", "auto"), "min_loss_scale": ("auto",), "max_loss_scale": ("auto",)}

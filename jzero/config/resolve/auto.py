@@ -179,6 +179,11 @@ def _apply_arguments(filled: Filled, arguments: TrainingArguments, inputs: Input
             filled.origins.setdefault(path.partition(".")[0], filled.origins[path])
         elif parent[key] != value:
             disagreements.append(f"`{filled.name(path)}` = {parent[key]!r} but {', '.join(row.arguments)} = {value!r}")
+    total, kind = _total_steps(arguments, inputs), arguments.lr_scheduler_type
+    scheduled = (data.get("scheduler") or {}).get("type") is not None or kind == "constant"
+    if total and not scheduled and (warmup := arguments.warmup_updates(total)) > total:
+        what = f"a warm-up of {warmup} updates is longer than the run of {total}, whose rate never reaches its highest"
+        filled.notes.append(f"training arguments: {what}")
     listed = "; ".join(disagreements)
     fail(file, [f'contradicts the training arguments: {listed}; make them equal or write "auto"'] if listed else [])
 

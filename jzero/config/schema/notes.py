@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from jzero.config.schema.building import out_of_order
 from jzero.config.schema.deepspeed_schedules import OneCycleParams
-from jzero.config.schema.scalars import is_auto
+from jzero.config.schema.precision import DYNAMIC
+from jzero.config.schema.scalars import AUTO, is_auto
 from jzero.config.schema.section import Section, Trace, at
 from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import active_keys, given_keys, show, switched_on
@@ -31,6 +32,8 @@ _SHARDED_AT = {
 }
 """At which stages DeepSpeed reads a key of `zero_optimization`; a key that is not here, at 1 to 3, `stage3_*` at 3."""
 
+_DYNAMIC = (*(f"fp16.{name}" for name in DYNAMIC), "jzero.max_loss_scale")
+
 _FOR_NVME = tuple(f"{_ZERO}offload_optimizer.{name}" for name in ("nvme_path", "buffer_count"))
 
 _READ_AT_ANY_STAGE = ("stage", "reduce_bucket_size", "overlap_comm")
@@ -46,6 +49,8 @@ def unread(config: TopLevel, path: str) -> str | None:
     """
     if path.partition(".")[0] == "aio" or path in _FOR_NVME:
         return None if config.zero_optimization.swaps_optimizer else "nothing is kept on NVMe"
+    if path in _DYNAMIC and config.precision == "fp16" and config.fp16.loss_scale not in (0, AUTO):
+        return "`fp16.loss_scale` is a number, at which the scale stays"
     if not path.startswith(_ZERO):
         return None
     name, stage = path.removeprefix(_ZERO).partition(".")[0], config.zero_optimization.stage
@@ -100,6 +105,8 @@ def _unusual(config: TopLevel, trace: Trace) -> Iterator[str]:
 
 def _switched_off(config: TopLevel, path: str, value: float) -> bool:
     """Whether a number stands in a section that is off, or says that something is."""
+    if path == "gradient_clipping":
+        return value == 0
     return path.startswith("fp16.") and (config.precision != "fp16" or (path == "fp16.loss_scale" and value == 0))
 
 

@@ -20,6 +20,9 @@ Scale = Annotated[float, real(0, 1.7e38)]
 
 _STATIC = Usual(1, 65504, "fp16 ends at 65504: a scaled gradient overflows, and no overflow lowers a static scale")
 _STARTS = Usual(0, 32, "each halving on the way down to a scale that fits costs a step, which is skipped")
+DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+"""Keys of `fp16` that only a dynamic loss scale reads."""
+
 _MASTER = "parameters last in {0} too, without an fp32 copy, and gradients are accumulated in {0}"
 
 
@@ -41,6 +44,7 @@ class Fp16(Section):
     fp16_master_weights_and_grads: Switch = honoured(False, _MASTER.format("fp16"))
 
     synonyms: ClassVar[Mapping[str, str]] = {"initial_loss_scale": "initial_scale_power"}
+    needless: ClassVar[Mapping[str, str]] = {"opt_level": "only Apex has levels, in its section `amp`"}
 
     @classmethod
     def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:
@@ -68,9 +72,6 @@ class Fp16(Section):
                 yield name, "must be a whole number at least 1 when the loss scale is dynamic, got 0"
 
 
-_SCALING = tuple(key for key in Fp16.model_fields if "scale" in key or "hysteresis" in key)
-
-
 class Bf16(Section):
     """`bf16`: compute in bfloat16, unscaled."""
 
@@ -81,7 +82,7 @@ class Bf16(Section):
     bf16_optimizer_states: Switch = honoured(False, "the optimizer's moments last in bf16; the update is made in fp32")
 
     needless: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(_SCALING, "bf16 has the range of fp32, and its loss is not scaled"),
+        **dict.fromkeys(("loss_scale", *DYNAMIC), "bf16 has the range of fp32, and its loss is not scaled"),
         "auto_cast": "floating-point inputs are cast to bf16 in any case",
     }
 

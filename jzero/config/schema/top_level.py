@@ -12,6 +12,7 @@ from jzero.config.schema.optimizer import OptimizerConfig
 from jzero.config.schema.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast, disagreements
 from jzero.config.schema.rates import upside_down
 from jzero.config.schema.scalars import (
+    LARGEST_REAL,
     Anything,
     Count,
     DType,
@@ -29,6 +30,7 @@ from jzero.config.schema.verdicts import Usual, honoured, no_effect, refused, sw
 from jzero.config.schema.zero import ZeroConfig
 
 _METRICS = "every step returns its metrics, and `jzero train` writes them to metrics.jsonl"
+_NORMS = Usual(1e-6, LARGEST_REAL, "gradients are cut to this norm")
 _ROUNDS = Usual(1, 100_000, "an update waits for all of these micro-batches")
 _PROFILE = "use jax.profiler, and jzero.plan for memory and traffic"
 _DIVIDED_ANYWAY = "16-bit reductions divide by the number of devices first without it"
@@ -48,7 +50,9 @@ class TopLevel(Section):
     gradient_accumulation_steps: Positive32 = honoured(None, "micro-batches per optimizer step", usual=_ROUNDS)
     optimizer: OptimizerConfig | None = honoured(None)
     scheduler: SchedulerConfig | None = honoured(None)
-    gradient_clipping: NonNegative = honoured(1.0, "largest global L2 norm of the gradients; 0 switches clipping off")
+    gradient_clipping: NonNegative = honoured(
+        1.0, "largest global L2 norm of the gradients; 0 switches clipping off", usual=_NORMS
+    )
     zero_optimization: ZeroConfig = honoured(ZeroConfig())
     fp16: Fp16 = honoured(Fp16())
     bf16: Bf16 = honoured(Bf16())

@@ -227,6 +227,11 @@ def test_what_cannot_train_is_refused(file, sentence):
         ({"fp16": {"enabled": True, "loss_scale": 1e30}}, "`fp16.loss_scale` = 1e+30 is unusual, from 1 to 65504 is"),
         ({"fp16": {"enabled": True, "loss_scale": 0.5}}, "`fp16.loss_scale` = 0.5 is unusual"),
         ({"fp16": {"enabled": True, "initial_scale_power": 64}}, "`fp16.initial_scale_power` = 64 is unusual"),
+        ({"gradient_clipping": 1e-30}, "`gradient_clipping` = 1e-30 is unusual, from 1e-06 to 3.4e+38 is not"),
+        (
+            {"fp16": {"enabled": True, "loss_scale": 128, "min_loss_scale": 2**20}},
+            "`fp16.min_loss_scale` = 1048576.0 has no effect: `fp16.loss_scale` is a number, at which the scale stays",
+        ),
         ({"gradient_accumulation_steps": 10**9}, "`gradient_accumulation_steps` = 1e+09 is unusual"),
         (
             scheduler("WarmupDecayLR", warmup_num_steps=100, total_num_steps=50, warmup_max_lr=1e-3),
@@ -254,7 +259,7 @@ def test_what_trains_but_nobody_wants_is_noted(file, sentence):
         adam(lr=1e-3, weight_decay=0.1, eps=1e-8),
         {"fp16": {"enabled": False, "loss_scale": 1e30, "min_loss_scale": 2**20, "initial_scale_power": 64}},
         {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 32}},
-        {"fp16": {"enabled": True, "loss_scale": 128, "min_loss_scale": 2**20}},
+        {"fp16": {"enabled": True, "loss_scale": 128}, "gradient_clipping": 0},
         scheduler("WarmupDecayLR", warmup_num_steps="auto", total_num_steps=50, warmup_max_lr=1e-3),
         scheduler("OneCycle", cycle_min_lr=0.1, cycle_max_lr=1, decay_step_size=10, decay_mom_rate="auto"),
     ],

@@ -50,6 +50,7 @@ FP16 = {"fp16": {"enabled": True, "loss_scale": 0}}
         ),
         ({"optimizer": {"type": "Adam", "eps": 1e-8}}, "`optimizer.eps`; it belongs under `optimizer.params`"),
         ({"bf16": {"enabled": True, "auto_cast": True}}, "`bf16.auto_cast`: remove it, as floating-point inputs are"),
+        ({"fp16": {"enabled": True, "opt_level": "O3"}}, "`fp16.opt_level`: remove it, as only Apex has levels"),
         ({"moe": {"experts": 4}}, "unknown key `moe`; no known key resembles it: remove it"),
     ],
 )

@@ -31,7 +31,6 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -55,6 +54,7 @@ def test_the_first_one_does_what_its_handler_does_and_a_prompt_is_left_alone():
 import os, signal, sys
 from jzero.base.interruption import second_signal_ends
 sys.ps1 = ">>> "
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background would leave out
 with second_signal_ends():
     for _ in range(3):
         try:
@@ -69,6 +69,7 @@ def test_afterwards_signals_are_as_before():
     code = """
 import os, signal
 from jzero.base.interruption import second_signal_ends
+signal.signal(signal.SIGINT, signal.default_int_handler)
 before = signal.set_wakeup_fd(-1)
 for _ in range(2):
     with second_signal_ends(), second_signal_ends():
@@ -87,6 +88,7 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["INTERRUPTED_IMPORT"]:
             os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Finder())
 """
 

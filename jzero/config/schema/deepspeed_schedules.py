@@ -46,6 +46,7 @@ class WarmupParams(_Warmup):
     warmup_min_lr: Rate = honoured(0.0, "the rate of the first two updates")
     warmup_max_lr: Rate | None = honoured(None, "the optimizer's learning rate", usual=RATES)
 
+    needless: ClassVar[Mapping[str, str]] = {"total_num_steps": "WarmupLR has no end; WarmupDecayLR has one"}
     in_order = (Order("warmup_min_lr", "warmup_max_lr"),)
 
 

@@ -21,6 +21,14 @@ class _Common(Section):
     cycled: ClassVar[str | None] = None
     """What a schedule that cycles the momentum changes: `betas`, `momentum`, or nothing."""
 
+    synonyms: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr",
+        "epsilon": "eps",
+        "adam_epsilon": "eps",
+        "beta": "betas",
+        "wd": "weight_decay",
+    }
+
     lr: Rate = honoured(1e-3, "learning rate; the scheduler's base", usual=RATES)
     max_grad_norm: NonNegative = refused(0.0, "clipping is the top-level key `gradient_clipping`")
     fused: Switch = no_effect(True, FUSED)

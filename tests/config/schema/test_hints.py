@@ -51,6 +51,19 @@ FP16 = {"fp16": {"enabled": True, "loss_scale": 0}}
         ({"optimizer": {"type": "Adam", "eps": 1e-8}}, "`optimizer.eps`; it belongs under `optimizer.params`"),
         ({"bf16": {"enabled": True, "auto_cast": True}}, "`bf16.auto_cast`: remove it, as floating-point inputs are"),
         ({"fp16": {"enabled": True, "opt_level": "O3"}}, "`fp16.opt_level`: remove it, as only Apex has levels"),
+        ({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}, "params.learning_rate`; did you mean `lr`?"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"learning_rate": 1, "lr": 1}}},
+            "unknown key `optimizer.params.learning_rate`; `lr` says it already: remove `learning_rate`",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "params": {"epsilon": 1}}},
+            "`optimizer.params.epsilon`; known here: lr, ",
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}},
+            "`scheduler.params.total_num_steps`: remove it, as WarmupLR has no end; WarmupDecayLR has one",
+        ),
         ({"moe": {"experts": 4}}, "unknown key `moe`; no known key resembles it: remove it"),
     ],
 )

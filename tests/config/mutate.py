@@ -65,7 +65,7 @@ def _sign(holder: dict[str, Any], key: str, rng: random.Random, _: list[Place]) 
 
 
 def _scale(holder: dict[str, Any], key: str, rng: random.Random, _: list[Place]) -> None:
-    if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+    if isinstance(holder[key], int | float) and not isinstance(holder[key], bool) and abs(holder[key]) < 10**300:
         holder[key] *= rng.choice((0.5, 1.5, 3, 10, 1000, 1e-9, 1e9, 1e20))
 
 

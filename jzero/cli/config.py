@@ -1,6 +1,7 @@
 """`jzero config FILE`: what a configuration comes to, key by key."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,11 @@ from rich.console import Console
 from jzero import models
 from jzero.cli.exits import EXIT_BAD_INPUT
 from jzero.config import Config, TrainingArguments, load_run
-from jzero.config.resolve.batch import NAMES
-from jzero.config.schema.section import build
+from jzero.config.resolve.world import World, candidate_worlds
+from jzero.config.schema.building import build
 from jzero.config.show.display import config_object, config_view
 from jzero.config.sources.load import read_object
-from jzero.errors import JzeroError
+from jzero.errors import ConfigError, JzeroError
 
 
 def config_command(
@@ -28,7 +29,7 @@ def config_command(
     ] = None,
     world: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices that take different data.", show_default="what the batch sizes imply, or 8"),
+        typer.Option(min=1, help="Devices that take different data.", show_default="what the file fits"),
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show the keys that nobody has set, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -58,17 +59,19 @@ def config_command(
     The exit status is 2, with a sentence on standard error, where the configuration is refused.
     """
     try:
-        config, world = _load(file, training_arguments, world)
+        config, shards = _load(file, training_arguments, world)
     except JzeroError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if as_json:
-        typer.echo(json.dumps(config_object(config, world=world, defaults=show_all), indent=2))
+        found = config_object(config, world=shards.size, defaults=show_all)
+        typer.echo(json.dumps({**found, "world_origin": shards.origin}, indent=2))
     else:
-        Console().print(config_view(config, world=world, defaults=show_all), highlight=False)
+        said = "" if world else shards.sentence
+        Console().print(config_view(config, world=shards.size, defaults=show_all, said=said), highlight=False)
 
 
-def _load(file: Path, arguments_file: Path | None, world: int | None) -> tuple[Config, int]:
+def _load(file: Path, arguments_file: Path | None, world: int | None) -> tuple[Config, World]:
     """Resolves the configuration in a file as far as what is known goes, for this number of devices."""
     arguments, hidden_size = None, None
     if "deepspeed" in read_object(file):
@@ -78,13 +81,9 @@ def _load(file: Path, arguments_file: Path | None, world: int | None) -> tuple[C
         config = Config.load(file)
     if arguments_file is not None:
         arguments = build(TrainingArguments, read_object(arguments_file), file=str(arguments_file))
-    world = world or _implied_world(config)
-    return config.resolve(world=world, training_arguments=arguments, hidden_size=hidden_size, partly=True), world
-
-
-def _implied_world(config: Config) -> int:
-    """The number of devices for which three given batch sizes fit."""
-    total, micro, accumulation = (getattr(config, name) for name in NAMES)
-    if all(isinstance(size, int) for size in (total, micro, accumulation)) and total % (micro * accumulation) == 0:
-        return total // (micro * accumulation)
-    return 8
+    worlds = [World(world, "were given")] if world else candidate_worlds(config)
+    known = {"training_arguments": arguments, "hidden_size": hidden_size}
+    for candidate in worlds:
+        with suppress(ConfigError):
+            return config.resolve(world=candidate.size, **known, partly=True), candidate
+    return config.resolve(world=worlds[-1].size, **known, partly=True), worlds[-1]

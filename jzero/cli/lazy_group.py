@@ -6,6 +6,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jzero.base.interruption import silent_interrupt
+
 
 class LazyCommand(NamedTuple):
     """Where a command is.
@@ -23,7 +25,9 @@ class LazyCommand(NamedTuple):
     def load(self, name: str) -> TyperCommand:
         """Imports the module and makes the command, by this name."""
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-        one.command(name)(getattr(importlib.import_module(self.module), self.function))
+        with silent_interrupt():
+            module = importlib.import_module(self.module)
+        one.command(name)(getattr(module, self.function))
         return cast(TyperCommand, typer.main.get_command(one))
 
 

@@ -1,9 +1,11 @@
 """The `jzero` program: its commands, put together. Each is imported when it is run."""
 
+import signal
 from typing import Annotated
 
 import typer
 
+from jzero.base.interruption import second_signal_ends
 from jzero.base.version import VERSION
 from jzero.cli.lazy_group import LazyCommand, LazyGroup
 
@@ -61,5 +63,9 @@ def _jzero(
 
 
 def main() -> None:
-    """The entry point of the `jzero` program."""
-    app()
+    """Runs the program: a second Ctrl-C ends it at once, and one while it leaves ends it in silence."""
+    with second_signal_ends():
+        try:
+            app()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)

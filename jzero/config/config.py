@@ -10,11 +10,14 @@ from jzero.base.types import Json
 from jzero.config.resolve import auto
 from jzero.config.resolve.auto import HiddenSize
 from jzero.config.schema.arguments import TrainingArguments
+from jzero.config.schema.building import build
 from jzero.config.schema.notes import notes_on
-from jzero.config.schema.section import Trace, build, fail, given
+from jzero.config.schema.other_programs import another_program
+from jzero.config.schema.section import Trace, fail, given
 from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import active_keys, show
 from jzero.config.sources.load import read_source
+from jzero.errors import ConfigError
 
 
 class Config(TopLevel):
@@ -50,14 +53,16 @@ class Config(TopLevel):
         if isinstance(source, Config):
             return source
         data, file, read = read_source(source, file or "configuration")
+        if what := another_program(data):
+            raise ConfigError(f"{file}: {what}")
         return Config._read(data, file, Trace(notes=[*notes, *read]))
 
     @classmethod
     def _read(cls, data: Mapping[str, Json], file: str, trace: Trace) -> Self:
         config = build(cls, data, file=file, trace=trace)
         config._file, config._trace = file, trace
-        refused_keys = active_keys(config, "refused")
-        fail(file, [f"`{key.path}` = {show(key.value)} is refused: {key.verdict.reason}" for key in refused_keys])
+        refused = active_keys(config, "refused")
+        fail(file, [f"`{trace.name(k.path)}` = {show(k.value)} is refused: {k.verdict.reason}" for k in refused])
         return config
 
     @overload
@@ -109,9 +114,10 @@ class Config(TopLevel):
                 sizes that do not fit `world`.
         """
         inputs = auto.Inputs(world, training_arguments, hidden_size, num_training_steps, partly)
-        data, origins, notes = auto.fill(self, self.origins, inputs, self._file)
-        resolved = (Config if partly else ResolvedConfig)._read(data, self._file, Trace())
-        resolved._trace = Trace(origins, list(dict.fromkeys([*self._trace.notes, *notes])))
+        data, origins, notes, _ = auto.fill(self, self._trace, inputs, self._file)
+        written = self._trace.written
+        resolved = (Config if partly else ResolvedConfig)._read(data, self._file, Trace(written=dict(written)))
+        resolved._trace = Trace(origins, list(dict.fromkeys([*self._trace.notes, *notes])), written=written)
         return resolved
 
     def replaced(self, values: Mapping[str, Json], *, origin: str = "given", note: str | None = None) -> "Config":
@@ -137,15 +143,16 @@ class Config(TopLevel):
                 place[key] = dict(place.get(key) or {})
                 place = place[key]
             place[name] = value
-        changed = Config._read(data, self._file, Trace())
+        written = {path: name for path, name in self._trace.written.items() if path not in values}
+        changed = Config._read(data, self._file, Trace(written=dict(written)))
         origins = {**self.origins, **dict.fromkeys(values, origin)}
-        changed._trace = Trace(origins, [*self._trace.notes, *([note] if note else [])])
+        changed._trace = Trace(origins, [*self._trace.notes, *([note] if note else [])], written=written)
         return changed
 
     @property
     def notes(self) -> list[str]:
         """One sentence for each key that is not read as it stands, that has no effect, or that contradicts another."""
-        return list(dict.fromkeys([*self._trace.notes, *notes_on(self)]))
+        return list(dict.fromkeys([*self._trace.notes, *notes_on(self, self._trace)]))
 
     @property
     def origins(self) -> Mapping[str, str]:

@@ -8,8 +8,9 @@ from typing import Annotated
 from jzero.base.types import Json
 from jzero.config.config import Config
 from jzero.config.schema.arguments import TrainingArguments
-from jzero.config.schema.scalars import Anything, Fraction, Positive, Texts, choice
-from jzero.config.schema.section import Section, Trace, build
+from jzero.config.schema.building import build
+from jzero.config.schema.scalars import Anything, Fraction, Positive32, Texts, choice
+from jzero.config.schema.section import Section, Trace
 from jzero.config.sources.load import read_object, read_source
 from jzero.errors import ConfigError
 
@@ -22,7 +23,7 @@ class DataConfig(Section):
 
     source: Annotated[str, choice("stdlib", "text")] = "stdlib"
     files: Texts = ()
-    seq_len: Positive = 256
+    seq_len: Positive32 = 256
     validation_share: Fraction = 0.05
 
     @classmethod

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from jzero.config import TrainingArguments
 from jzero.config.schema import hf_schedules as h
+from jzero.config.schema.scalars import LARGEST_32
 from jzero.errors import ConfigError
 from jzero.schedules.shapes import Shape, between, fall, share, waves
 
@@ -28,6 +29,11 @@ def _cosine(kwargs: h.CosineKwargs, base: float, warmup: int, total: int) -> Sha
 
 def _restarts(kwargs: h.RestartsKwargs, base: float, warmup: int, total: int) -> Shape:
     length = max(1, total - warmup)
+    if length * kwargs.num_cycles > LARGEST_32:
+        raise ConfigError(
+            f"lr_scheduler_kwargs.num_cycles is {kwargs.num_cycles}; it must be at most {LARGEST_32 // length} "
+            f"for {length} steps after the warm-up."
+        )
 
     def factor(k: jax.Array) -> jax.Array:
         position = ((k - warmup) * kwargs.num_cycles) % length
@@ -38,7 +44,7 @@ def _restarts(kwargs: h.RestartsKwargs, base: float, warmup: int, total: int) ->
 
 def _polynomial(kwargs: h.PolynomialKwargs, base: float, warmup: int, total: int) -> Shape:
     if kwargs.lr_end >= base:
-        raise ConfigError(f"lr_scheduler_kwargs.lr_end is {kwargs.lr_end:g}; it must be below the rate {base:g}.")
+        raise _above("lr_end", kwargs.lr_end, base)
     end = kwargs.lr_end / base
     return lambda k: between(end, 1.0, share(total - k, total - warmup) ** kwargs.power)
 
@@ -48,7 +54,13 @@ def _inverse_sqrt(kwargs: h.InverseSqrtKwargs, base: float, warmup: int, total: 
     return lambda k: jax.lax.rsqrt(jnp.maximum(k - warmup + timescale, 1).astype(jnp.float32) / timescale)
 
 
+def _above(name: str, rate: float, base: float) -> ConfigError:
+    return ConfigError(f"lr_scheduler_kwargs.{name} is {rate:g}; it must be below the rate {base:g}.")
+
+
 def _low(kwargs: h.MinLrKwargs, base: float) -> float:
+    if kwargs.min_lr is not None and kwargs.min_lr > base:
+        raise _above("min_lr", kwargs.min_lr, base)
     return kwargs.min_lr / base if kwargs.min_lr is not None else kwargs.min_lr_rate or 0.0
 
 
@@ -73,6 +85,8 @@ def _stable(kwargs: h.StableKwargs, base: float, warmup: int, total: int) -> Sha
     """Up, level, down, each part with a form of its own, between `min_lr_ratio` and 1."""
     down, low = kwargs.num_decay_steps, kwargs.min_lr_ratio
     stable = total - warmup - down if kwargs.num_stable_steps is None else kwargs.num_stable_steps
+    if warmup + stable + down > LARGEST_32:
+        raise ConfigError(f"lr_scheduler_kwargs: warm-up, stable and decay steps are more than {LARGEST_32} together.")
     rises: dict[str, Shape] = {
         "linear": lambda k: share(k, warmup),
         "cosine": lambda k: fall(share(k, warmup)),

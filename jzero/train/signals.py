@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jzero.base.interruption import ENDING, second_signal_ends
 from jzero.sharding.trees import replicated
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Asked(NamedTuple):
@@ -77,7 +76,7 @@ def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
         yield flags
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in ENDING}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -91,9 +90,10 @@ def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
         )
         log(f"Stopping after this step and saving; {again}.")
 
-    for number in SIGNALS:
-        signal.signal(number, ask)
-    try:
-        yield flags
-    finally:
-        restore()
+    with second_signal_ends():
+        for number in ENDING:
+            signal.signal(number, ask)
+        try:
+            yield flags
+        finally:
+            restore()

@@ -106,6 +106,25 @@ def test_three_batch_sizes_imply_the_number_of_devices(run):
     assert "do not fit 8 data shards" in run(sizes, "--world", "8").stderr
 
 
+def test_without_a_number_of_devices_it_is_one_that_the_file_fits(run):
+    result = run({"train_batch_size": 12})
+    assert "12 samples = 2 a device x 1 micro-batches x 6 data shards" in result.stdout
+    assert "No number of devices was given: 6 data shards fit the batch sizes." in result.stdout
+    assert "No number of devices" not in run({"train_batch_size": 12}, "--world", "4").stdout
+    found = json.loads(run({"train_batch_size": 12}, "--json").stdout)
+    assert (found["world"], found["world_origin"]) == (6, "fit the batch sizes")
+
+
+@pytest.mark.parametrize(
+    ("params", "decoupled"),
+    [({}, True), ({"adam_w_mode": True}, True), ({"adam_w_mode": False}, False)],
+)
+def test_an_adam_that_is_adamw_is_shown_as_such(run, params, decoupled):
+    text = run({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": params}}).stdout
+    assert ("AdamW: its weight decay is decoupled" in text) == decoupled
+    assert "is decoupled" not in run({"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {}}}).stdout
+
+
 def test_a_run_file_is_filled_from_its_own_training_arguments(run):
     run_file = read_object(CONFIGS / "tiny.json")
     result = run("configs/tiny.json", "--world", "4", "--json")
@@ -133,7 +152,10 @@ def test_a_file_of_accelerate(run):
     ("file", "options", "says"),
     [
         ("no.json", (), "error: no.json: cannot read the file: No such file or directory"),
-        ({"train_batch_size": 12}, (), "error: ds.json: `train_batch_size` = 12"),
+        ({"train_batch_size": 12}, ("--world", "8"), "error: ds.json: `train_batch_size` = 12"),
+        ({"train_batch_size": 7, "gradient_accumulation_steps": 2}, (), "do not fit 7 data shards"),
+        ({"num_layers": 2, "hidden-size": 8, "seq_length": 9}, (), "error: ds.json: is a configuration of GPT-NeoX"),
+        ({"a\0b": 1}, (), "unknown key `a\\x00b`"),
         (
             {"zero_optimization": {"stage": 5}},
             (),

@@ -122,7 +122,7 @@ def test_the_largest_batch_and_model(tmp_path):
         ([DEMO, "--stages", "5"], "stages 5: give one or more"),
         ([DEMO, "--closed-form", "--compile-all"], "exclude each other"),
         ([DEMO, "model.family=vit"], "error: "),
-        ([DEMO, "deepspeed.zero_optimization.stag=1"], "did you mean `stage`"),
+        ([DEMO, "deepspeed.zero_optimization.stag=1"], "`zero_optimization.stage`, which it resembles"),
         ([], "nothing says what to plan: give a run file, such as configs/demo.json, or --model NAME; names are gpt2"),
         ([DEMO, "--model", "gpt2"], f"both the run file {DEMO} and --model gpt2 say what to plan"),
         (["--model", "gpt-2"], "model.size is 'gpt-2' (did you mean 'gpt2'?); known sizes"),

@@ -79,7 +79,7 @@ def test_it_trains_and_shows_what_it_does(tmp_path):
     [
         (["no.json"], "error: no.json: cannot read the file"),
         ([TINY, "stage"], "error: override 'stage': write key=value"),
-        ([TINY, "training_arguments.learning_rat=1"], "did you mean `learning_rate`?"),
+        ([TINY, "training_arguments.learning_rat=1"], "`training_arguments.learning_rate`, which it resembles"),
         ([TINY, "model.n_heads=2"], "error: model has no 'n_heads' (did you mean 'n_head'?)"),
         ([TINY, "deepspeed.zero_optimization.stage=4"], "must be 0, 1, 2 or 3, got 4"),
         ([TINY, "--devices", "3"], "error: Cannot simulate 3 CPU devices: JAX has already started with 8"),

@@ -155,7 +155,7 @@ OTHER_RATE = {
     "total_num_steps": 20,
     "total_steps": 30,
     "warmup_max_lr": 0.5,
-    "warmup_min_lr": 0.01,
+    "warmup_min_lr": 0.0005,
     "warmup_min_ratio": 0.5,
     "warmup_num_steps": 4,
     "warmup_type": "linear",

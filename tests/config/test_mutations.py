@@ -11,7 +11,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from jzero.config import Config
-from jzero.config.schema.section import Section, at, key_paths
+from jzero.config.schema.hints import key_paths
+from jzero.config.schema.section import Section, at
 from jzero.config.show.report import lines
 from jzero.errors import ConfigError
 from tests.config.test_corpus import FILES, REFUSED, SPELLINGS, leaves

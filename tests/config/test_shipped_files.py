@@ -26,7 +26,7 @@ def test_a_run_file_resolves_and_its_model_has_shapes(path):
     run = load_run(path)
     model = models.build(run.model)
     resolved = run.deepspeed.resolve(
-        world=8, training_arguments=run.training_arguments, hidden_size=model.hidden_size, num_training_steps=100
+        world=8, training_arguments=run.training_arguments, hidden_size=model.hidden_size, num_training_steps=1000
     )
     assert resolved.train_batch_size == 8 * (
         run.training_arguments.per_device_train_batch_size * run.training_arguments.gradient_accumulation_steps

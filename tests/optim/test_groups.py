@@ -68,7 +68,7 @@ def test_a_group_trains_like_an_optimizer_of_its_own(kind):
         ([{"match": "a"}], "`match` = 'a' changes nothing: add `weight_decay` or `lr_multiplier`"),
         ([{"weight_decay": 0}], "`match` is missing: a regular expression"),
         ([{"match": "a", "weight_decy": 0}], "unknown key `weight_decy`; did you mean `weight_decay`"),
-        ([{"match": "a", "weight_decay": -1}], "`weight_decay` must be a number at least 0, got -1"),
+        ([{"match": "a", "weight_decay": -1}], "`weight_decay` must be a number between 0 and"),
         (["a"], "must be a list of objects, got 'a' as entry 0"),
         ({"match": "a"}, "`jzero.param_groups` must be a list of objects"),
     ],

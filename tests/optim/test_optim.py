@@ -364,7 +364,7 @@ def test_moments_are_fp32_and_shaped_like_the_parameters():
             {"type": "SGD", "params": {"nesterov": True, "momentum": 0.9, "dampening": 0.1}},
             "`optimizer.params.nesterov` needs a `dampening` of 0",
         ),
-        ({"type": "Lamb", "params": {"max_coeff": 1e-3}}, "`optimizer.params.min_coeff` = 0.01 is above max_coeff"),
+        ({"type": "Lamb", "params": {"max_coeff": 1e-3}}, "`optimizer.params.min_coeff` = 0.01 .the default. is above"),
         ({"type": "Rprop", "params": {"etas": [2, 1]}}, "must be a list of two numbers at least 0, the smaller"),
         ({"type": "Adam", "params": {"amsgrad": True}}, "pass optax.amsgrad as the optimizer"),
         ({"type": "Lamb", "params": {"momentum": 0.9}}, "unknown key `optimizer.params.momentum`"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jzero.config import TrainingArguments, load_run
-from jzero.config.schema.section import build
+from jzero.config.schema.building import build
 from jzero.errors import ConfigError
 from jzero.schedules import hf_schedule
 from jzero.train.trainer import prepare

@@ -157,9 +157,9 @@ def test_one_cycle_rises_and_falls_between_its_rates(total, pct, three, line, di
     [
         ("OneCycleLR", {"max_lr": 1}, "`scheduler.params.total_steps` is missing: give it, or"),
         ("StepLR", {}, "`scheduler.params.step_size` is missing"),
-        ("StepLR", {"step_size": 2, "stepsize": 3}, "did you mean `step_size`"),
+        ("StepLR", {"step_size": 2, "stepsize": 3}, "`scheduler.params.step_size`, which it resembles, is there"),
         ("MultiStepLR", {"milestones": 3}, "must be a list of whole numbers, got 3"),
-        ("ExponentialLR", {"gamma": 0}, "`scheduler.params.gamma` must be a number at least"),
+        ("ExponentialLR", {"gamma": 0}, "`scheduler.params.gamma` must be a number between 1e-30 and"),
         ("StepLR", {"step_size": 2, "last_epoch": 4}, "a checkpoint restores the position"),
     ],
 )

@@ -14,7 +14,8 @@ from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.optimizer import OptimizerConfig
 from jzero.config.schema.scalars import AUTO, is_auto
 from jzero.config.schema.scheduler import SchedulerConfig
-from jzero.config.schema.section import Section, fail, given
+from jzero.config.schema.section import Section, Trace, fail, given
+from jzero.config.schema.top_level import TopLevel
 from jzero.config.schema.verdicts import given_keys
 
 HiddenSize: TypeAlias = int | Callable[[], int | None] | None
@@ -90,14 +91,16 @@ class Filled(NamedTuple):
     data: dict[str, Json]
     origins: dict[str, str]
     notes: list[str]
+    name: Callable[[str], str]
+    """What the file calls a key, by dotted path."""
 
 
-def fill(config: Section, origins: Mapping[str, str], inputs: Inputs, file: str) -> Filled:
+def fill(config: TopLevel, trace: Trace, inputs: Inputs, file: str) -> Filled:
     """Replaces every `"auto"` of a configuration.
 
     Args:
         config: A validated `Config`.
-        origins: Where its values come from, by dotted path.
+        trace: Where its values come from, and what the file calls its keys.
         inputs: What is known about the run.
         file: What to call the configuration in messages.
 
@@ -107,11 +110,17 @@ def fill(config: Section, origins: Mapping[str, str], inputs: Inputs, file: str)
     Raises:
         ConfigError: As `Config.resolve` says.
     """
-    filled = Filled(given(config), dict(origins), [])
+    filled = Filled(given(config), dict(trace.origins), [], trace.name)
     data = filled.data
     if (size := data.get("data_parallel_size", inputs.world)) not in (inputs.world, AUTO):
         wrong = f"`data_parallel_size` = {size}, but {inputs.world} devices take different data"
         fail(file, [f"{wrong}; remove the key, or start as many devices"])
+    group = config.zero_optimization.shard_group
+    if group and inputs.world % group:
+        name = filled.name("zero_optimization.mics_shard_size")
+        wrong = f"`{name}` = {group} does not divide {inputs.world} devices into groups"
+        near = [n for n in range(inputs.world, 0, -1) if inputs.world % n == 0 and n <= group][:1]
+        fail(file, [f"{wrong}; use {near[0]}, or a multiple of {group} devices"])
     elastic = _apply_elasticity(filled, inputs.world, file)
     if inputs.arguments is not None:
         if "optimizer" not in data:
@@ -120,7 +129,7 @@ def fill(config: Section, origins: Mapping[str, str], inputs: Inputs, file: str)
             filled.origins.update(dict.fromkeys(names, "auto from training_arguments"))
         _apply_arguments(filled, inputs.arguments, inputs, file, batch=not elastic)
     _apply_hidden_size(filled, inputs.hidden_size)
-    unfilled = _settle_the_rest(filled, config)
+    unfilled = _settle_the_rest(filled, config, inputs)
     sizes = [None if is_auto(value) else value for value in map(data.get, NAMES)]
     if sizes[0] is None and sizes[1] is None:
         unfilled += [f"`{name}` (needs training_arguments)" for name in NAMES if data.get(name) == AUTO]
@@ -169,7 +178,12 @@ def _apply_arguments(filled: Filled, arguments: TrainingArguments, inputs: Input
             filled.origins[path] = f"auto from {' and '.join(row.arguments) or f'the rule that it is {value}'}"
             filled.origins.setdefault(path.partition(".")[0], filled.origins[path])
         elif parent[key] != value:
-            disagreements.append(f"`{path}` = {parent[key]!r} but {', '.join(row.arguments)} = {value!r}")
+            disagreements.append(f"`{filled.name(path)}` = {parent[key]!r} but {', '.join(row.arguments)} = {value!r}")
+    total, kind = _total_steps(arguments, inputs), arguments.lr_scheduler_type
+    scheduled = (data.get("scheduler") or {}).get("type") is not None or kind == "constant"
+    if total and not scheduled and (warmup := arguments.warmup_updates(total)) > total:
+        what = f"a warm-up of {warmup} updates is longer than the run of {total}, whose rate never reaches its highest"
+        filled.notes.append(f"training arguments: {what}")
     listed = "; ".join(disagreements)
     fail(file, [f'contradicts the training arguments: {listed}; make them equal or write "auto"'] if listed else [])
 
@@ -188,7 +202,7 @@ def _apply_hidden_size(filled: Filled, hidden_size: HiddenSize) -> None:
                 filled.origins[path] = f"auto from the hidden size {hidden_size}"
 
 
-def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
+def _settle_the_rest(filled: Filled, config: Section, inputs: Inputs) -> list[str]:
     """Lets the default stand for an "auto" that nothing fills, as DeepSpeed does; returns those where it must not."""
     unfilled = []
     for key in given_keys(config):
@@ -198,21 +212,26 @@ def _settle_the_rest(filled: Filled, config: Section) -> list[str]:
         if key.path in _OTHER and _is_on(filled.data, _OTHER[key.path]):
             parent[name] = False
             filled.origins[key.path] = f"derived from {_OTHER[key.path]}"
-            filled.notes.append(f'`{key.path}` = "auto" is read as false, because `{_OTHER[key.path]}` is true')
+            other = filled.name(_OTHER[key.path])
+            filled.notes.append(f'`{filled.name(key.path)}` = "auto" is read as false, because `{other}` is true')
+        elif key.path in _HIDDEN and inputs.partly:
+            unfilled.append(f"`{filled.name(key.path)}` ({_needs(key.path)})")  # which a model tells later
         elif key.verdict.kind != "honoured":
             _drop(filled, parent, key.path)
         elif key.path in FILLS or key.path in _HIDDEN or key.path == STAGE or ".params." in key.path:
-            unfilled.append(f"`{key.path}` ({_needs(key.path)})")
+            unfilled.append(f"`{filled.name(key.path)}` ({_needs(key.path)})")
         else:
             _drop(filled, parent, key.path)
-            filled.notes.append(f'`{key.path}` = "auto" is filled by nothing: its default, {key.default!r}, holds')
+            filled.notes.append(
+                f'`{filled.name(key.path)}` = "auto" is filled by nothing: its default, {key.default!r}, holds'
+            )
     return unfilled
 
 
 def _drop(filled: Filled, parent: dict[str, Json], path: str) -> None:
     """Takes a key out, so that its default holds."""
     del parent[path.rpartition(".")[2]]
-    filled.origins.pop(path, None)
+    filled.origins[path] = 'default, as "auto" has nothing to be filled from'
 
 
 _OTHER = {"fp16.enabled": "bf16.enabled", "bf16.enabled": "fp16.enabled"}

@@ -1,5 +1,8 @@
 """The three batch sizes: samples per step = samples per micro-batch x micro-batches per step x data shards."""
 
+import math
+
+from jzero.config.schema.scalars import LARGEST_32
 from jzero.errors import ConfigError
 
 NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -38,6 +41,11 @@ def resolve_batch(
         micro = total // world // accumulation
     elif accumulation is None:
         accumulation = total // micro // world
+    if total > LARGEST_32:  # which only a product of the others can be
+        raise ConfigError(
+            f"{file}: `train_micro_batch_size_per_gpu` = {micro} x `gradient_accumulation_steps` = {accumulation} x "
+            f"{world} data shards are {total} samples per step; a step takes at most {LARGEST_32}"
+        )
     if total > 0 and total == micro * accumulation * world:
         return total, micro, accumulation
     values = [f"`{n}` = {'not given' if v is None else v}" for n, v in zip(NAMES, given, strict=True)]
@@ -48,7 +56,7 @@ def resolve_batch(
 
 
 def _nearest(given: tuple[int | None, int | None, int | None], world: int) -> str:
-    """The nearest batch sizes that fit: first another total, then another micro-batch size for the same total."""
+    """The nearest batch sizes that fit: another total, or for the same total another size of the other two."""
     total, micro, accumulation = given
     assert total is not None
     unit = (micro or 1) * (accumulation or 1) * world
@@ -57,9 +65,19 @@ def _nearest(given: tuple[int | None, int | None, int | None], world: int) -> st
     else:
         choices = [t for t in (total // unit * unit, -(-total // unit) * unit) if t > 0]
     advice = f"the nearest `train_batch_size` that fits is {' or '.join(map(str, dict.fromkeys(choices)))}"
-    share, left = divmod(total, (accumulation or 1) * world)
-    if micro and not left:
-        fitting = [m for m in range(1, share + 1) if accumulation is None and share % m == 0] or [share]
-        best = min(fitting, key=lambda m: abs(m - micro))
-        advice += f", or keep {total} with `train_micro_batch_size_per_gpu` = {best}"
-    return advice
+    kept = []
+    for name, size, other in zip(NAMES[1:], (micro, accumulation), (accumulation, micro), strict=True):
+        share, left = divmod(total, (other or 1) * world)
+        if size and share and not left:
+            kept.append(f"`{name}` = {share if other else _nearest_divisor(share, size)}")
+    return f"{advice}, or keep {total} with {' or with '.join(kept)}" if kept else advice
+
+
+def _nearest_divisor(number: int, to: int) -> int:
+    """The divisor of a number that is nearest to another number.
+
+    >>> _nearest_divisor(2**31 - 1, 5), _nearest_divisor(36, 5)
+    (1, 4)
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return min([*small, *(number // d for d in reversed(small))], key=lambda d: abs(d - to))

@@ -84,25 +84,20 @@ def elastic_batch(section: Mapping[str, Json], world: int, file: str) -> tuple[i
     """
     elastic = Elasticity(**section)
     micros, cap, larger = elastic.micro_batch_sizes, elastic.max_train_batch_size, elastic.prefer_larger_batch
-    per_node = elastic.num_gpus_per_node
     if max(micros) > cap:
         raise ConfigError(
             f"{file}: `elasticity.micro_batch_sizes` = {list(micros)} are above `max_train_batch_size` = {cap}"
         )
-    low, high = elastic.min_gpus, elastic.max_gpus
-    if elastic.version < 0.2:
-        batch, worlds = best_batch(micros, cap, low, high, larger)
-    else:  # counts whole nodes
-        if min(micros) > cap // per_node:
-            raise ConfigError(
-                f"{file}: `elasticity.num_gpus_per_node` = {per_node} leaves {cap // per_node} samples a device of "
-                f"`max_train_batch_size` = {cap}, fewer than any of `micro_batch_sizes` = {list(micros)}"
-            )
-        batch, nodes = best_batch(micros, cap // per_node, low // per_node, high // per_node, larger)
-        batch, worlds = batch * per_node, [n * per_node for n in nodes]
-        if world not in worlds:
-            totals = [cap // (micro * world) * micro * world for micro in micros]
-            batch, worlds = (max if larger else min)(totals), [world] * (max(totals) > 0)
+    per_node = elastic.num_gpus_per_node
+    if elastic.version >= 0.2 and min(micros) > cap // per_node:
+        raise ConfigError(
+            f"{file}: `elasticity.num_gpus_per_node` = {per_node} leaves {cap // per_node} samples a device of "
+            f"`max_train_batch_size` = {cap}, fewer than any of `micro_batch_sizes` = {list(micros)}"
+        )
+    batch, worlds = _best(elastic)
+    if elastic.version >= 0.2 and world not in worlds:
+        totals = [cap // (micro * world) * micro * world for micro in micros]
+        batch, worlds = (max if larger else min)(totals), [world] * (max(totals) > 0)
     fitting = [micro for micro in micros if world in worlds and batch // world % micro == 0 and batch % world == 0]
     if not fitting:
         raise ConfigError(
@@ -110,6 +105,26 @@ def elastic_batch(section: Mapping[str, Json], world: int, file: str) -> tuple[i
             f"micro-batches of {list(micros)}; {_nearest(world, worlds)}"
         )
     return batch, max(fitting) if larger or elastic.version < 0.2 else fitting[0]
+
+
+def elastic_worlds(elastic: Elasticity) -> list[int]:
+    """The numbers of devices that the batch size of an `elasticity` section is chosen for; none where there is none.
+
+    >>> elastic_worlds(Elasticity(max_train_batch_size=12, micro_batch_sizes=[4], max_gpus=9))
+    [1, 2]
+    """
+    per_node = 1 if elastic.version < 0.2 else elastic.num_gpus_per_node
+    smallest = min(elastic.micro_batch_sizes)
+    return [] if smallest > elastic.max_train_batch_size // per_node else _best(elastic)[1]
+
+
+def _best(elastic: Elasticity) -> tuple[int, list[int]]:
+    """The batch size that most numbers of devices fit, and these numbers; version 0.2 counts whole nodes."""
+    per_node = 1 if elastic.version < 0.2 else elastic.num_gpus_per_node
+    low, high = elastic.min_gpus // per_node, elastic.max_gpus // per_node
+    cap = elastic.max_train_batch_size // per_node
+    batch, nodes = best_batch(elastic.micro_batch_sizes, cap, low, high, elastic.prefer_larger_batch)
+    return batch * per_node, [n * per_node for n in nodes]
 
 
 def _nearest(world: int, worlds: Sequence[int]) -> str:

@@ -2,11 +2,28 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 from jzero.base.types import Json
+from jzero.config.schema.building import build
 from jzero.config.schema.hf_schedules import KWARGS, LrSchedulerType
-from jzero.config.schema.scalars import Anything, Count, Fraction, NonNegative, Positive, Switch, Text, Whole, is_auto
-from jzero.config.schema.section import Section, SectionType, build
+from jzero.config.schema.scalars import (
+    LARGEST_32,
+    Anything,
+    Count32,
+    Decay,
+    Fraction,
+    NonNegative,
+    Positive,
+    Positive32,
+    Rate,
+    Switch,
+    Text,
+    is_auto,
+    real,
+    whole,
+)
+from jzero.config.schema.section import Section, SectionType
 
 
 class TrainingArguments(Section):
@@ -18,23 +35,23 @@ class TrainingArguments(Section):
     """
 
     output_dir: Text = "runs"
-    learning_rate: NonNegative = 5e-5
-    per_device_train_batch_size: Positive = 8
-    gradient_accumulation_steps: Positive = 1
-    num_train_epochs: NonNegative = 3.0
-    max_steps: Whole = -1
+    learning_rate: Rate = 5e-5
+    per_device_train_batch_size: Positive32 = 8
+    gradient_accumulation_steps: Positive32 = 1
+    num_train_epochs: Annotated[float, real(0, 1e6)] = 3.0
+    max_steps: Annotated[int, whole(-1, LARGEST_32)] = -1
     lr_scheduler_type: LrSchedulerType = "linear"
     lr_scheduler_kwargs: Anything = None
     warmup_ratio: Fraction = 0.0
-    warmup_steps: Count = 0
-    weight_decay: NonNegative = 0.0
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.999
-    adam_epsilon: NonNegative = 1e-8
+    warmup_steps: Count32 = 0
+    weight_decay: Rate = 0.0
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.999
+    adam_epsilon: Rate = 1e-8
     max_grad_norm: NonNegative = 1.0
     fp16: Switch = False
     bf16: Switch = False
-    seed: Count = 42
+    seed: Annotated[int, whole(0, 2**32 - 1)] = 42
     logging_steps: Positive = 500
     eval_steps: Positive | None = None
     save_steps: Positive = 500
@@ -50,7 +67,8 @@ class TrainingArguments(Section):
     @classmethod
     def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """A schedule that needs keyword arguments misses them even where there are none."""
-        return {**data, "lr_scheduler_kwargs": data.get("lr_scheduler_kwargs") or {}}
+        kwargs = data.get("lr_scheduler_kwargs")
+        return {**data, "lr_scheduler_kwargs": {} if kwargs is None else kwargs}
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

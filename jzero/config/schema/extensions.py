@@ -9,7 +9,7 @@ from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
 from jzero.config.schema.saving import Saving
-from jzero.config.schema.scalars import Positive, TextOrFalse, Texts, real
+from jzero.config.schema.scalars import Positive32, TextOrFalse, Texts, real
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 
@@ -20,7 +20,7 @@ class Extensions(Section):
     max_loss_scale: Annotated[float, real(SMALLEST_SCALE, 1.7e38)] | None = honoured(
         None, "fp16's dynamic loss scale neither starts nor grows above this"
     )
-    max_skipped_steps_in_a_row: Positive | None = honoured(None, "training stops after so many, in fp32 and bf16 too")
+    max_skipped_steps_in_a_row: Positive32 | None = honoured(None, "training stops after so many, in fp32 and bf16 too")
     keep_fp32: Texts = honoured(
         (),
         "parameters whose dotted name one of these regular expressions is found in last and compute in fp32; the model "

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from jzero.base.types import Json
-from jzero.config.schema.scalars import Count, Fraction, NonNegative, Positive, Real, choice
+from jzero.config.schema.scalars import LARGEST_32, Count32, Fraction, Positive32, Rate, choice, real, whole
 from jzero.config.schema.section import Section, SectionType
 
 Shape = Annotated[str, choice("linear", "cosine", "1-sqrt")]
@@ -19,34 +19,34 @@ class NoKwargs(Section):
 class CosineKwargs(Section):
     """`lr_scheduler_kwargs` of cosine."""
 
-    num_cycles: NonNegative = 0.5
+    num_cycles: Rate = 0.5
 
 
 class RestartsKwargs(Section):
     """`lr_scheduler_kwargs` of cosine_with_restarts."""
 
-    num_cycles: Positive = 1
+    num_cycles: Positive32 = 1
 
 
 class PolynomialKwargs(Section):
     """`lr_scheduler_kwargs` of polynomial."""
 
-    lr_end: NonNegative = 1e-7
-    power: NonNegative = 1.0
+    lr_end: Rate = 1e-7
+    power: Annotated[float, real(0, 1000)] = 1.0
 
 
 class InverseSqrtKwargs(Section):
     """`lr_scheduler_kwargs` of inverse_sqrt; without a timescale it is the warm-up's length, or 10,000."""
 
-    timescale: Positive | None = None
+    timescale: Annotated[int, whole(1, LARGEST_32 // 2)] | None = None
 
 
 class MinLrKwargs(Section):
     """`lr_scheduler_kwargs` of cosine_with_min_lr."""
 
-    num_cycles: NonNegative = 0.5
-    min_lr: NonNegative | None = None
-    min_lr_rate: NonNegative | None = None
+    num_cycles: Rate = 0.5
+    min_lr: Rate | None = None
+    min_lr_rate: Fraction | None = None
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
@@ -64,12 +64,12 @@ class WarmupMinLrKwargs(MinLrKwargs):
 class StableKwargs(Section):
     """`lr_scheduler_kwargs` of warmup_stable_decay."""
 
-    num_decay_steps: Count
-    num_stable_steps: Count | None = None
+    num_decay_steps: Count32
+    num_stable_steps: Count32 | None = None
     warmup_type: Shape = "linear"
     decay_type: Shape = "cosine"
     min_lr_ratio: Fraction = 0.0
-    num_cycles: Real = 0.5
+    num_cycles: Rate = 0.5
 
 
 KWARGS: dict[str, SectionType] = {

@@ -78,7 +78,7 @@ class OptimizerConfig(Section):
     @classmethod
     def rewrite(cls, data: Mapping[str, Json]) -> Mapping[str, Json]:
         """Missing parameters are the defaults of the type."""
-        return {**data, "params": data.get("params") or {}}
+        return {**data, "params": {} if data.get("params") is None else data["params"]}
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

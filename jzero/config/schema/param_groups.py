@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from jzero.base.types import Json
-from jzero.config.schema.scalars import NonNegative, Text
-from jzero.config.schema.section import Section, build
+from jzero.config.schema.building import build
+from jzero.config.schema.scalars import Rate, Text
+from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 from jzero.errors import ConfigError
 
@@ -22,8 +23,8 @@ class ParamGroup(Section):
     """
 
     match: Text = honoured(None, "a regular expression that is found in the parameters' dotted names")
-    weight_decay: NonNegative | None = honoured(None, "in place of the optimizer's; the optimizer's when not given")
-    lr_multiplier: NonNegative = honoured(1.0, "factor on the learning rate")
+    weight_decay: Rate | None = honoured(None, "in place of the optimizer's; the optimizer's when not given")
+    lr_multiplier: Rate = honoured(1.0, "factor on the learning rate")
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from jzero.base.types import Json
-from jzero.config.schema.scalars import Anything, Count, DType, Switch, Text, Texts, is_auto, real, whole
+from jzero.config.schema.scalars import Anything, Count, Count32, DType, Switch, Text, Texts, is_auto, real, whole
 from jzero.config.schema.section import Mapped, Section
-from jzero.config.schema.verdicts import honoured, no_effect, translated
+from jzero.config.schema.verdicts import Usual, honoured, no_effect, translated
 
 LARGEST_SCALE = 2.0**127
 """The largest power of two that fp32 holds."""
@@ -18,6 +18,11 @@ SMALLEST_SCALE = 1.2e-38
 Scale = Annotated[float, real(0, 1.7e38)]
 """Up to just below the largest."""
 
+_STATIC = Usual(1, 65504, "fp16 ends at 65504: a scaled gradient overflows, and no overflow lowers a static scale")
+_STARTS = Usual(0, 32, "each halving on the way down to a scale that fits costs a step, which is skipped")
+DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+"""Keys of `fp16` that only a dynamic loss scale reads."""
+
 _MASTER = "parameters last in {0} too, without an fp32 copy, and gradients are accumulated in {0}"
 
 
@@ -25,10 +30,12 @@ class Fp16(Section):
     """`fp16`: compute in half precision with a scaled loss."""
 
     enabled: Switch = honoured(False, "compute in fp16")
-    loss_scale: Scale = honoured(0.0, "0 scales dynamically, any other number is the scale")
-    initial_scale_power: Annotated[int, whole(0, 127)] = honoured(16, "the dynamic scale starts at 2 to this power")
-    loss_scale_window: Count = honoured(1000, "good steps between two doublings of the scale")
-    hysteresis: Count = honoured(2, "overflows that are let pass before the scale is halved")
+    loss_scale: Scale = honoured(0.0, "0 scales dynamically, any other number is the scale", usual=_STATIC)
+    initial_scale_power: Annotated[int, whole(0, 127)] = honoured(
+        16, "the dynamic scale starts at 2 to this power", usual=_STARTS
+    )
+    loss_scale_window: Count32 = honoured(1000, "good steps between two doublings of the scale")
+    hysteresis: Count32 = honoured(2, "overflows that are let pass before the scale is halved")
     consecutive_hysteresis: Switch = honoured(False, "a good step restores the hysteresis")
     min_loss_scale: Scale = honoured(1.0, "training stops when an overflow asks for less than this; fractions count")
     auto_cast: Switch = no_effect(
@@ -37,6 +44,7 @@ class Fp16(Section):
     fp16_master_weights_and_grads: Switch = honoured(False, _MASTER.format("fp16"))
 
     synonyms: ClassVar[Mapping[str, str]] = {"initial_loss_scale": "initial_scale_power"}
+    needless: ClassVar[Mapping[str, str]] = {"opt_level": "only Apex has levels, in its section `amp`"}
 
     @classmethod
     def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:
@@ -55,6 +63,10 @@ class Fp16(Section):
         if values.get("enabled") is True and dynamic and not is_auto(smallest) and smallest < SMALLEST_SCALE:
             wanted = "must be a number above 0 that fp32 holds when the loss scale is dynamic"
             yield "min_loss_scale", f"{wanted}, got {smallest:g}; 1 is usual"
+        first = 2.0**power if not is_auto(power := values.get("initial_scale_power", 16)) else math.inf
+        if values.get("enabled") is True and dynamic and not is_auto(smallest) and smallest > first:
+            wrong = f"= {smallest:g} is above the first scale, {first:g}: an overflow would raise the scale; lower it"
+            yield "min_loss_scale", f"{wrong}, or set `initial_scale_power` to {math.ceil(math.log2(smallest))}"
         for name in ("loss_scale_window", "hysteresis"):
             if values.get("enabled") is True and dynamic and values.get(name, 1) == 0:
                 yield name, "must be a whole number at least 1 when the loss scale is dynamic, got 0"
@@ -68,6 +80,11 @@ class Bf16(Section):
     check_grad_overflow: Switch = no_effect(True, "gradients that are not finite skip the step in every dtype")
     bf16_master_weights_and_grads: Switch = honoured(False, _MASTER.format("bf16"))
     bf16_optimizer_states: Switch = honoured(False, "the optimizer's moments last in bf16; the update is made in fp32")
+
+    needless: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("loss_scale", *DYNAMIC), "bf16 has the range of fp32, and its loss is not scaled"),
+        "auto_cast": "floating-point inputs are cast to bf16 in any case",
+    }
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

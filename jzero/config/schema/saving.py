@@ -1,6 +1,5 @@
 """`jzero.checkpoint`: when `jzero train` saves, and what it keeps, beyond Hugging Face's names."""
 
-import math
 from typing import Annotated
 
 from jzero.config.schema.scalars import Positive, real
@@ -11,7 +10,7 @@ from jzero.config.schema.verdicts import honoured
 class Saving(Section):
     """`jzero.checkpoint`."""
 
-    save_minutes: Annotated[float, real(1e-3, math.inf)] | None = honoured(
+    save_minutes: Annotated[float, real(1e-3, 1e9)] | None = honoured(
         None, "a checkpoint is also written when so many minutes have passed since the last one"
     )
     keep_every: Positive | None = honoured(

@@ -15,6 +15,15 @@ from jzero.base.types import Json
 
 AUTO = "auto"
 
+LARGEST_32, LARGEST_64 = 2**31 - 1, 2**63 - 1
+"""What 32 and 64 bits count to. A program counts updates and rows in 32 bits, and elements and bytes in 64."""
+
+LARGEST_REAL = 3.4e38
+"""What fp32 holds; a program would make infinity of more."""
+
+_ROUNDED_UP = 2.0**-25
+"""What lies less than this below 1 is 1 in fp32."""
+
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 _SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = 16
@@ -28,6 +37,17 @@ def shown(value: Json) -> str:
     ("'xxxxxxxxxx'", 100, '[1, 2]')
     """
     return _SHOWN.repr(value)
+
+
+def escaped(key: Json) -> str:
+    r"""A key as a message shows it: what no terminal should be sent is escaped, what would fill the screen is cut.
+
+    >>> escaped("a\0b"), len(escaped("x" * 10**6)), escaped("größe")
+    ('a\\x00b', 100, 'größe')
+    """
+    text = str(key)
+    text = text if len(text) <= _SHOWN.maxstring else f"{text[:48]}...{text[-49:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def is_auto(value: Json) -> bool:
@@ -49,13 +69,16 @@ def _number(value: Json, wanted: str) -> float | int:
 
 
 def _bounded(number: Json, value: Json, low: float, high: float, wanted: str) -> Json:
-    if not low <= number <= high:
-        bound = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-        raise ValueError(f"must be {wanted} {bound}, got {shown(value)}")
-    return number
+    if low <= number <= high:
+        return number
+    if high in (LARGEST_32, LARGEST_64, LARGEST_REAL):  # a bound of the machine is only named where it is met
+        bound = f"at least {low}" if number < low else f"at most {high}"
+    else:
+        bound = f"between {low} and {high}"
+    raise ValueError(f"must be {wanted} {bound}, got {shown(value)}")
 
 
-def whole(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
+def whole(low: int = -LARGEST_64, high: int = LARGEST_64) -> PlainValidator:
     """A whole number in [low, high]; `5e8`, `100.0` and `"10"` count as whole numbers."""
 
     def parse(value: Json) -> Json:
@@ -69,13 +92,21 @@ def whole(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
     return PlainValidator(parse)
 
 
-def real(low: float = -math.inf, high: float = math.inf) -> PlainValidator:
-    """A finite number in [low, high]."""
+def real(low: float = -LARGEST_REAL, high: float = LARGEST_REAL, *, below: bool = False) -> PlainValidator:
+    """A number in [low, high]; in [low, high) if `below`."""
 
     def parse(value: Json) -> Json:
-        return AUTO if is_auto(value) else _bounded(float(_number(value, "a number")), value, low, high, "a number")
+        return AUTO if is_auto(value) else _real(value, value, low, high, "a number", below=below)
 
     return PlainValidator(parse)
+
+
+def _real(item: Json, value: Json, low: float, high: float, wanted: str, *, below: bool = False) -> float:
+    """A number, which may be an item of the value that a message shows."""
+    number = float(_number(item, wanted))
+    if below and not low <= number < high - _ROUNDED_UP:
+        raise ValueError(f"must be {wanted} at least {low} and below {high} in fp32, got {shown(value)}")
+    return _bounded(number, value, low, high, wanted)
 
 
 def choice(*allowed: str, **spellings: str) -> PlainValidator:
@@ -123,7 +154,17 @@ def _pair(value: Json) -> Json:
         return AUTO
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError(f"must be a list of two numbers, got {shown(value)}")
-    return tuple(_bounded(float(_number(v, "two numbers")), value, 0, 1, "two numbers") for v in value)
+    return tuple(_real(item, value, 0, 1, "two numbers", below=True) for item in value)
+
+
+def _ascending(value: Json) -> Json:
+    wanted = "a list of two numbers at least 0, the smaller one first"
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"must be {wanted}, got {shown(value)}")
+    low, high = (_real(item, value, 0, LARGEST_REAL, wanted) for item in value)
+    if low > high:
+        raise ValueError(f"must be {wanted}, got {shown(value)}")
+    return low, high
 
 
 def _stage(value: Json) -> Json:
@@ -143,8 +184,7 @@ def _steps_per_print(value: Json) -> Json:
         return AUTO
     if value == math.inf or (isinstance(value, str) and value.lower() in ("inf", "infinity")):
         return None  # Accelerate writes infinity for "never"
-    number = _number(value, "a number of steps")
-    return _bounded(int(number), value, 0, math.inf, "a number of steps")
+    return _bounded(int(_number(value, "a number of steps")), value, 1, LARGEST_64, 'a number of steps, or "inf",')
 
 
 def _sizes(value: Json) -> Json:
@@ -152,14 +192,20 @@ def _sizes(value: Json) -> Json:
     numbers = [_number(item, wanted) for item in value] if isinstance(value, list | tuple) and value else [0.5]
     if any(number < 1 or number != int(number) for number in numbers):
         raise ValueError(f"must be {wanted} at least 1, got {shown(value)}")
+    if len(numbers) > _MOST_SIZES or max(numbers) > LARGEST_32:
+        raise ValueError(f"must be a list of at most {_MOST_SIZES} numbers up to {LARGEST_32}, got {shown(value)}")
     return tuple(map(int, numbers))
+
+
+_MOST_SIZES = 100
+"""Each of them is tried with every number of devices."""
 
 
 def _steps(value: Json) -> Json:
     if is_auto(value):
         return AUTO
     wanted = "a number of steps"
-    return math.ceil(_bounded(_number(value, wanted), value, 0, math.inf, wanted))
+    return math.ceil(_bounded(_number(value, wanted), value, 0, LARGEST_32, wanted))
 
 
 Switch = Annotated[bool, PlainValidator(_switch)]
@@ -169,12 +215,20 @@ Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(0)]
 Positive = Annotated[int, whole(1)]
+Count32 = Annotated[int, whole(0, LARGEST_32)]
+Positive32 = Annotated[int, whole(1, LARGEST_32)]
 Steps = Annotated[int, PlainValidator(_steps)]
 Sizes = Annotated[tuple[int, ...], PlainValidator(_sizes)]
 Real = Annotated[float, real()]
 NonNegative = Annotated[float, real(0)]
 Fraction = Annotated[float, real(0, 1)]
+Decay = Annotated[float, real(0, 1, below=True)]
+"""What is left of a running mean after an update; at 1 it would stay what it was at first."""
+Rate = Annotated[float, real(0, 1e6)]
+"""What an update is multiplied or divided by; beyond the bound nothing would be left of the parameters after it."""
+
 Betas = Annotated[tuple[float, float], PlainValidator(_pair)]
+Ascending = Annotated[tuple[float, float], PlainValidator(_ascending)]
 Stage = Annotated[int, PlainValidator(_stage)]
 StepsPerPrint = Annotated[int, PlainValidator(_steps_per_print)]
 DTYPES = {"bfp16": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}

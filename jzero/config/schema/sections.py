@@ -7,9 +7,24 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from jzero.base.types import Json
-from jzero.config.schema.scalars import Anything, Count, Positive, Real, Sizes, Switch, Text, Texts, choice, is_auto
-from jzero.config.schema.section import Section
+from jzero.config.schema.scalars import (
+    Anything,
+    Count,
+    Positive,
+    Positive32,
+    Real,
+    Sizes,
+    Switch,
+    Text,
+    Texts,
+    choice,
+    is_auto,
+    whole,
+)
+from jzero.config.schema.section import Order, Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused, translated
+
+Threads = Annotated[int, whole(1, 4096)]
 
 
 class Aio(Section):
@@ -17,9 +32,11 @@ class Aio(Section):
 
     unchecked = True
 
-    block_size: Positive = honoured(1048576, "bytes of one request to the disk, rounded up to a multiple of 4096")
-    queue_depth: Positive = translated(8, "so many threads, each with one request, for each of `intra_op_parallelism`")
-    intra_op_parallelism: Positive = translated(1, "multiplies `queue_depth`")
+    block_size: Annotated[int, whole(1, 2**30)] = honoured(
+        1048576, "bytes of one request to the disk, rounded up to a multiple of 4096"
+    )
+    queue_depth: Threads = translated(8, "so many threads, each with one request, for each of `intra_op_parallelism`")
+    intra_op_parallelism: Threads = translated(1, "multiplies `queue_depth`")
     thread_count: Positive = no_effect(1, "DeepSpeed's documentation calls intra_op_parallelism so")
     single_submit: Switch = no_effect(False, "requests are made one by one, by threads")
     overlap_events: Switch = no_effect(True, "requests are made one by one, by threads")
@@ -168,29 +185,28 @@ class Elasticity(Section):
     """`elasticity`."""
 
     enabled: Switch = honoured(False, "the section decides the batch sizes")
-    max_train_batch_size: Positive = honoured(2000, "samples per optimizer step, at most")
+    max_train_batch_size: Positive32 = honoured(2000, "samples per optimizer step, at most")
     micro_batch_sizes: Sizes = honoured((2, 4, 6), "sizes that a micro-batch may have")
-    min_gpus: Positive = honoured(1, "the batch size is to fit this many devices and more")
-    max_gpus: Positive = honoured(10000, "the batch size is to fit up to this many devices")
-    num_gpus_per_node: Positive = honoured(1, "version 0.2 counts nodes of so many devices")
-    model_parallel_size: Positive = honoured(1, "1; others are refused")
+    min_gpus: Positive32 = honoured(1, "the batch size is to fit this many devices and more")
+    max_gpus: Positive32 = honoured(10000, "the batch size is to fit up to this many devices")
+    num_gpus_per_node: Positive32 = honoured(1, "version 0.2 counts nodes of so many devices")
+    model_parallel_size: Positive32 = honoured(1, "1; others are refused")
     min_time: Count = no_effect(0, "no job scheduler is told how long a run takes")
     prefer_larger_batch: Switch = honoured(True, "of batches that fit as many devices the larger one")
     prefer_large_batch: Switch = no_effect(True, "DeepSpeed's documentation calls prefer_larger_batch so")
     ignore_non_elastic_batch_info: Switch = honoured(False, "batch sizes beside the section are no error")
     version: Real = honoured(0.2, "0.1 takes devices one by one, 0.2 whole nodes")
 
+    in_order = (Order("min_gpus", "max_gpus"),)
+
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The two versions that there are, without model parallelism."""
         yield from ((name, 'must be a value, got "auto"') for name, value in values.items() if is_auto(value))
-        low, high = values.get("min_gpus", 1), values.get("max_gpus", 10000)
         if values.get("version", 0.2) not in (0.1, 0.2):
             yield "version", f"must be 0.1 or 0.2, got {values['version']!r}"
         if values.get("enabled") is True and values.get("model_parallel_size", 1) != 1:
             yield "model_parallel_size", "is refused: this version has no model parallelism from the file; set it to 1"
-        if not is_auto(low) and not is_auto(high) and low > high:
-            yield "min_gpus", "is above `max_gpus`"
 
 
 class Pipeline(Section):

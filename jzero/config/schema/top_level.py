@@ -10,23 +10,28 @@ from jzero.config.schema.extensions import Extensions
 from jzero.config.schema.mixed import contradictions, mixed_precision
 from jzero.config.schema.optimizer import OptimizerConfig
 from jzero.config.schema.precision import Amp, Bf16, DataTypes, Fp16, TorchAutocast, disagreements
+from jzero.config.schema.rates import upside_down
 from jzero.config.schema.scalars import (
+    LARGEST_REAL,
     Anything,
     Count,
     DType,
     NonNegative,
-    Positive,
+    Positive32,
     StepsPerPrint,
     Switch,
     Text,
     choice,
+    is_auto,
 )
 from jzero.config.schema.scheduler import SchedulerConfig
 from jzero.config.schema.section import Mapped, Section
-from jzero.config.schema.verdicts import honoured, no_effect, refused, switched_on, translated
+from jzero.config.schema.verdicts import Usual, honoured, no_effect, refused, switched_on, translated
 from jzero.config.schema.zero import ZeroConfig
 
 _METRICS = "every step returns its metrics, and `jzero train` writes them to metrics.jsonl"
+_NORMS = Usual(1e-6, LARGEST_REAL, "gradients are cut to this norm")
+_ROUNDS = Usual(1, 100_000, "an update waits for all of these micro-batches")
 _PROFILE = "use jax.profiler, and jzero.plan for memory and traffic"
 _DIVIDED_ANYWAY = "16-bit reductions divide by the number of devices first without it"
 _NOT_HERE = "it would change the training, and this version does not have it; remove the section"
@@ -36,16 +41,18 @@ _ORBAX = "checkpoints are written by Orbax"
 class TopLevel(Section):
     """The keys of a configuration; `jzero.Config` reads and resolves them."""
 
-    train_batch_size: Positive = honoured(None, "samples per optimizer step")
-    train_micro_batch_size_per_gpu: Positive = honoured(
+    train_batch_size: Positive32 = honoured(None, "samples per optimizer step")
+    train_micro_batch_size_per_gpu: Positive32 = honoured(
         None,
         'samples per device and micro-batch; `"auto"`, where no training arguments and no other sizes decide, is the '
         "largest that fits, by the closed form of jzero.plan",
     )
-    gradient_accumulation_steps: Positive = honoured(None, "micro-batches per optimizer step")
+    gradient_accumulation_steps: Positive32 = honoured(None, "micro-batches per optimizer step", usual=_ROUNDS)
     optimizer: OptimizerConfig | None = honoured(None)
     scheduler: SchedulerConfig | None = honoured(None)
-    gradient_clipping: NonNegative = honoured(1.0, "largest global L2 norm of the gradients; 0 switches clipping off")
+    gradient_clipping: NonNegative = honoured(
+        1.0, "largest global L2 norm of the gradients; 0 switches clipping off", usual=_NORMS
+    )
     zero_optimization: ZeroConfig = honoured(ZeroConfig())
     fp16: Fp16 = honoured(Fp16())
     bf16: Bf16 = honoured(Bf16())
@@ -103,7 +110,7 @@ class TopLevel(Section):
     gradient_allreduce_op: Annotated[str, choice("mean", "sum")] = honoured(
         "mean", "whether the devices' gradients are averaged or added up; added up not at stage 3"
     )
-    data_parallel_size: Positive | None = honoured(None, "must be the number of devices that take different data")
+    data_parallel_size: Positive32 | None = honoured(None, "must be the number of devices that take different data")
     elasticity: sections.Elasticity | None = honoured(None, "decides the batch sizes for the number of devices")
     amp: Amp | None = translated(
         None, "without ZeRO, Apex is read as fp16 with Apex's loss scaler; with it, DeepSpeed refuses it too"
@@ -126,7 +133,7 @@ class TopLevel(Section):
     datastates_ckpt: Anything = no_effect(None, _ORBAX)
 
     managed_gradient_accumulation: Switch = refused(True, "train_batch accumulates by itself; remove the key")
-    sequence_parallel_size: Positive | None = refused(1, "this version has no sequence parallelism; remove the key")
+    sequence_parallel_size: Positive32 | None = refused(1, "this version has no sequence parallelism; remove the key")
     progressive_layer_drop: sections.ProgressiveLayerDrop | None = refused(None, _NOT_HERE)
     data_efficiency: Anything = refused(None, _NOT_HERE)
     curriculum_learning: Anything = refused(None, _NOT_HERE)
@@ -173,6 +180,7 @@ class TopLevel(Section):
         """Number formats agree; gradients are divided in one way, and where DeepSpeed would do it."""
         yield from disagreements(values)
         yield from contradictions(values)
+        yield from upside_down(values)
         partition = [
             (name, values[name])
             for name in ("prescale_gradients", "gradient_predivide_factor")
@@ -186,6 +194,8 @@ class TopLevel(Section):
         for name, value in partition:
             if value == 0:
                 yield name, f"must be a number above 0, got {value!r}"
+            elif not is_auto(value) and not 2**-16 <= value <= 2**16:
+                yield name, f"must be a number between 2**-16 and 2**16, got {value!r}"
             elif zero.stage == 3:
                 yield name, f"= {value!r} is refused at stage 3: remove it; {_DIVIDED_ANYWAY}"
             elif zero.stage and zero.reduce_scatter is not False:

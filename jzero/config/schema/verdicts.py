@@ -23,6 +23,15 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
+class Usual(NamedTuple):
+    """Between which numbers a key is usually; others are right, but get a note."""
+
+    low: float
+    high: float
+    why: str
+    """What a number outside of them does."""
+
+
 class Given(NamedTuple):
     """A key that a configuration sets."""
 
@@ -33,11 +42,12 @@ class Given(NamedTuple):
     verdict: Verdict
     inherited: bool
     """Whether the verdict is the one of the section around."""
+    usual: Usual | None
 
 
 def _declare(kind: Kind):
-    def declare(default: Json, reason: str = "") -> Any:
-        return Field(default, description=reason, json_schema_extra={"verdict": kind})
+    def declare(default: Json, reason: str = "", *, usual: Usual | None = None) -> Any:
+        return Field(default, description=reason, json_schema_extra={"verdict": kind, "usual": cast(Any, usual)})
 
     return declare
 
@@ -69,7 +79,9 @@ def given_keys(section: BaseModel, path: str = "", around: Verdict = HONOURED) -
         field, value = type(section).model_fields[name], getattr(section, name)
         own = verdict(field, around)
         key = f"{path}.{name}" if path else name
-        yield Given(key, value, field.default, own, inherited=own is around)
+        extra = field.json_schema_extra
+        usual = cast(Usual | None, extra["usual"]) if isinstance(extra, dict) else None
+        yield Given(key, value, field.default, own, inherited=own is around, usual=usual)
         if isinstance(value, BaseModel):
             yield from given_keys(value, key, own)
 
@@ -91,6 +103,17 @@ def switched_on(value: Json, default: Json) -> bool:
             return value["enabled"] not in (False, "false", "auto") and (any(switches) or not switches)
         return any(switches) if switches else bool(value)
     return value != default and value is not None and value != "auto"
+
+
+def asks_for_nothing(value: Json) -> bool:
+    """Whether a value that no schema knows is switched off: false, nothing, or an object of such values.
+
+    >>> asks_for_nothing({"enabled": False, "size": 4}), asks_for_nothing({"a": False, "b": {}}), asks_for_nothing(0)
+    (True, True, False)
+    """
+    if isinstance(value, Mapping):
+        return value.get("enabled") in (False, "false") or all(map(asks_for_nothing, value.values()))
+    return value is None or value in (False, "false") if not isinstance(value, int | float) else value is False
 
 
 def _switches(mapping: Mapping[str, Json]) -> Iterator[bool]:

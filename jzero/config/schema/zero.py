@@ -7,7 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from jzero.base.types import Json
-from jzero.config.schema.scalars import Anything, Count, Fraction, Positive, Stage, Switch, Text, Texts, Whole, choice
+from jzero.config.schema.scalars import (
+    LARGEST_32,
+    Anything,
+    Count,
+    Fraction,
+    Positive,
+    Stage,
+    Switch,
+    Text,
+    Texts,
+    choice,
+    whole,
+)
 from jzero.config.schema.section import Mapped, Section
 from jzero.config.schema.verdicts import honoured, no_effect, refused, translated
 
@@ -168,7 +180,7 @@ class ZeroConfig(Section):
     cpu_offload_use_pin_memory: Switch | None = no_effect(None, "DeepSpeed no longer reads it; JAX pins what it uses")
     offload_param: OffloadParam | None = honoured(None)
     offload_optimizer: OffloadOptimizer | None = honoured(None)
-    mics_shard_size: Whole = translated(
+    mics_shard_size: Annotated[int, whole(-1, LARGEST_32)] = translated(
         -1, "stage 3: devices that share one copy of the state, the `shard` axis of the mesh that jzero makes"
     )
     zero_hpz_partition_size: Count = no_effect(1, "the backward pass gathers from all shards, with the same numbers")

@@ -38,13 +38,14 @@ def _jsonable(value: Json) -> Json:
     return to_jsonable_python(value, exclude_none=True, fallback=str)
 
 
-def config_view(config: Config, *, world: int, defaults: bool = False) -> RenderableType:
+def config_view(config: Config, *, world: int, defaults: bool = False, said: str = "") -> RenderableType:
     """What a configuration says, where it comes from and what becomes of it, to be printed by rich.
 
     Args:
         config: as loaded or resolved; an `"auto"` that is not filled is shown as open.
         world: number of devices that take different data.
         defaults: whether to show keys that nobody has set.
+        said: a sentence on the number of devices.
 
     Returns:
         The keys by section, then the notes, then the batch sizes; it wraps to the width of the console.
@@ -55,10 +56,10 @@ def config_view(config: Config, *, world: int, defaults: bool = False) -> Render
         sections.setdefault(line.path if isinstance(line.value, Section) else _around(line), []).append(line)
     parts: list[RenderableType] = []
     for path, inside in sections.items():
-        parts += [*_section(path, inside), ""]
+        parts += [*_section(path, inside, decoupled=_is_decoupled_adam(config)), ""]
     if config.notes:
         parts += [Text("Notes", "bold"), *(_indented(Text(f"{note}.")) for note in config.notes), ""]
-    return Group(*parts, _batch(config, world))
+    return Group(*parts, _batch(config, world), *([Text(said)] if said else []))
 
 
 def config_object(config: Config, *, world: int, defaults: bool = False) -> dict[str, Json]:
@@ -127,7 +128,7 @@ def _around(line: Line) -> str:
     return line.path.rpartition(".")[0]
 
 
-def _section(path: str, inside: list[Line]) -> list[RenderableType]:
+def _section(path: str, inside: list[Line], *, decoupled: bool) -> list[RenderableType]:
     """A heading and the keys under it; a reason that they share with the section is said once."""
     parts: list[RenderableType] = [Text(path or "top level", "bold underline")]
     said = inside[0].verdict if isinstance(inside[0].value, Section) else None
@@ -138,7 +139,17 @@ def _section(path: str, inside: list[Line]) -> list[RenderableType]:
         parts += _rows(line, _widths(keys))
         if line.verdict.kind != "honoured" and line.verdict != said:
             parts.append(_indented(Text(line.verdict.reason, "dim"), 6))
+        if line.path == "optimizer.type" and decoupled:
+            parts.append(_indented(Text("AdamW: its weight decay is decoupled, unless adam_w_mode is false", "dim"), 6))
     return parts
+
+
+def _is_decoupled_adam(config: Config) -> bool:
+    """Whether the type is called Adam and the update is AdamW's, as in DeepSpeed."""
+    optimizer = config.optimizer
+    if optimizer is None or optimizer.type.lower() != "adam":
+        return False
+    return getattr(optimizer.params, "adam_w_mode", False) is True
 
 
 def _verdict(kind: str, reason: str) -> Text:

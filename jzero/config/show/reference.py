@@ -88,11 +88,18 @@ def type_words(field: FieldInfo) -> str:
     """
     if sections_of(field.annotation):
         return "object"
-    validators = [item for part in (field, *_annotated(field.annotation)) for item in part.metadata]
-    for validator in validators:
-        if isinstance(validator, PlainValidator):
-            return _refusal(validator)
-    return str(field.annotation)
+    check = validator(field)
+    return _refusal(check) if check else str(field.annotation)
+
+
+def validator(field: FieldInfo) -> PlainValidator | None:
+    """What checks the values of a field that is no section.
+
+    >>> validator(Config.model_fields["gradient_clipping"]).func("0.5")
+    0.5
+    """
+    found = [item for part in (field, *_annotated(field.annotation)) for item in part.metadata]
+    return next((item for item in found if isinstance(item, PlainValidator)), None)
 
 
 def _annotated(annotation: object) -> list[FieldInfo]:
@@ -100,10 +107,10 @@ def _annotated(annotation: object) -> list[FieldInfo]:
     return [FieldInfo.from_annotation(part) for part in get_args(annotation) if hasattr(part, "__metadata__")]
 
 
-def _refusal(validator: PlainValidator) -> str:
+def _refusal(check: PlainValidator) -> str:
     for probe in (-1e300, object()):  # the first also brings out a lower bound
         try:
-            validator.func(probe)  # type: ignore[call-arg]
+            check.func(probe)  # type: ignore[call-arg]
         except ValueError as error:
             words = str(error).removeprefix("must be ").rpartition(", got ")[0]
             kind, one_of, choices = words.partition("one of ")

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 from jzero.base.types import Json
+from jzero.config.schema.building import build
 from jzero.config.schema.scalars import AUTO, Anything, Positive, Stage, Switch, Text, choice, is_auto
-from jzero.config.schema.section import Mapped, Section, Trace, build
+from jzero.config.schema.section import Mapped, Section, Trace
 
 Device = Annotated[str, choice("none", "cpu", "nvme")]
 

@@ -232,3 +232,13 @@ def test_a_total_batch_size_of_auto_follows_from_the_other_two():
 
 def test_warmup_steps_win_over_the_ratio():
     assert TrainingArguments(warmup_steps=7, warmup_ratio=0.5).warmup_updates(100) == 7
+
+
+def test_a_warmup_that_is_longer_than_the_run_is_noted():
+    arguments = TrainingArguments(warmup_steps=50, max_steps=20)
+    file = {"train_batch_size": 8}
+    assert Config.load(file).resolve(world=8, training_arguments=arguments).notes == [
+        "training arguments: a warm-up of 50 updates is longer than the run of 20, whose rate never reaches its highest"
+    ]
+    for quiet in (TrainingArguments(warmup_steps=20, max_steps=20), TrainingArguments(warmup_steps=50)):
+        assert Config.load(file).resolve(world=8, training_arguments=quiet).notes == []

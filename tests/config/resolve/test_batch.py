@@ -1,5 +1,7 @@
 """The batch arithmetic, against DeepSpeed's table."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,28 @@ def test_the_text_of_an_indivisible_batch():
     )
 
 
+@pytest.mark.parametrize(
+    ("sizes", "advice"),
+    [
+        ((32, 4, 3), "is 96, or keep 32 with `gradient_accumulation_steps` = 1"),
+        ((32, 8, 2), "is 128, or keep 32 with `train_micro_batch_size_per_gpu` = 2"),
+        ((64, 4, 4), "is 128, or keep 64 with `train_micro_batch_size_per_gpu` = 2 or with `gradient_accumulation_st"),
+        ((40, None, 3), "is 24 or 48, or keep 40 with `gradient_accumulation_steps` = 1"),
+        ((40, 3, None), "is 24 or 48, or keep 40 with `train_micro_batch_size_per_gpu` = 1"),
+        ((2**31 - 8, 7, None), "or keep 2147483640 with `train_micro_batch_size_per_gpu` = 5"),  # at once
+    ],
+)
+def test_what_else_would_fit_is_offered(sizes, advice):
+    with pytest.raises(ConfigError) as error:
+        resolve_batch(*sizes, world=8)
+    assert advice in str(error.value)
+
+
+def test_a_step_takes_no_more_samples_than_32_bits_count():
+    with pytest.raises(ConfigError, match="are 4294967296 samples per step; a step takes at most 2147483647"):
+        resolve_batch(None, 2**16, 2**13, world=8)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"gradient_accumulation_steps": 4}])
 def test_a_total_or_a_micro_batch_is_needed(sizes):
     with pytest.raises(ConfigError, match="give `train_batch_size` or `train_micro_batch_size_per_gpu`"):
@@ -71,8 +95,10 @@ def test_what_resolves_fits_and_keeps_what_was_given(total, micro, accumulation,
             return
         nearest = int(text.split("that fits is ")[1].split()[0].rstrip(","))
         assert resolve_batch(nearest, micro, accumulation, world=world)  # the advice works
-        if "or keep" in text:
-            assert resolve_batch(total, int(text.rsplit(" ", 1)[1]), accumulation, world=world)[0] == total
+        kept = text.partition("or keep ")[2]
+        for name, size in re.findall(r"`(\w+)` = (\d+)", kept):
+            sizes = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": accumulation}
+            assert resolve_batch(total, *{**sizes, name: int(size)}.values(), world=world)[0] == total
         return
     assert resolved[0] == resolved[1] * resolved[2] * world
     assert all(g is None or g == r for g, r in zip(given_sizes, resolved, strict=True))

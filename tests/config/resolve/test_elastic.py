@@ -75,7 +75,7 @@ def test_batch_sizes_beside_it():
         ({"micro_batch_sizes": []}, "`elasticity.micro_batch_sizes` must be a list of whole numbers"),
         ({"micro_batch_sizes": [2.5]}, "`elasticity.micro_batch_sizes` must be a list of whole numbers"),
         ({"model_parallel_size": 2}, "`elasticity.model_parallel_size` is refused"),
-        ({"min_gpus": 2000}, "`elasticity.min_gpus` is above `max_gpus`"),
+        ({"min_gpus": 2000}, "`elasticity.min_gpus` = 2000 is above `max_gpus` = 1500: swap the two"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(elasticity, sentence):

@@ -9,7 +9,10 @@ from jzero.errors import ConfigError
 @pytest.mark.parametrize("level", ["O1", "O2", "O3", "auto"])
 def test_apex_is_fp16_with_its_own_loss_scaler(level):
     config = Config.load({"train_batch_size": 8, "amp": {"enabled": True, "opt_level": level}})
-    assert config.notes == [f'`amp.opt_level` = "{level}" is read as `fp16.enabled` = true']
+    assert config.notes == [
+        "`amp.enabled` = true is read as `fp16.enabled` = true",
+        f'`amp.opt_level` = "{level}" is read as `fp16.enabled` = true',
+    ]
     for found in (config, config.resolve(world=8)):
         fp16 = found.fp16
         assert (found.precision, fp16.loss_scale, fp16.initial_scale_power) == ("fp16", 0, 16)
@@ -38,8 +41,10 @@ def test_autocast_is_16_bit_compute(dtype, precision, stage):
     autocast = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": ["torch.nn.Linear"]}
     config = Config.load({"torch_autocast": autocast, "zero_optimization": {"stage": stage}})
     assert config.precision == precision
-    assert len(config.notes) == 1
-    assert f"is read as `{precision}.enabled` = true" in config.notes[0]
+    *read, unread = config.notes
+    assert len(read) == 1 + (dtype is not None)
+    assert all(f"is read as `{precision}.enabled` = true" in note for note in read)
+    assert unread.startswith("`torch_autocast.lower_precision_safe_modules` has no effect here: the whole model")
 
 
 def test_autocast_beside_the_section_that_says_the_same():

@@ -42,7 +42,7 @@ def test_every_key_has_a_row_under_the_heading_of_its_section():
     [
         ("stage", "0, 1, 2 or 3"),
         ("sub_group_size", "a whole number at least 0"),
-        ("mics_shard_size", "a whole number"),
+        ("mics_shard_size", "a whole number at least -1"),
         ("overlap_comm", "true or false"),
         ("offload_param", "object"),
     ],

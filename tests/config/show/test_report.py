@@ -1,13 +1,18 @@
 """Where each value comes from and what becomes of each key: every key of the schema, in exactly one verdict."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from jzero.config import Config, OptimizerConfig, SchedulerConfig, TrainingArguments
 from jzero.config.schema.optimizer import PARAMS as OPTIMIZERS
 from jzero.config.schema.scheduler import PARAMS as SCHEDULERS
-from jzero.config.schema.section import Section, sections_of
+from jzero.config.schema.section import Section, SectionType, sections_of
 from jzero.config.schema.verdicts import verdict
 from jzero.config.show.report import lines
+from jzero.errors import ConfigError
 
 
 def constructed(cls, **fields):
@@ -105,6 +110,7 @@ def test_where_the_values_of_a_resolved_configuration_come_from():
         "zero_optimization.stage": "given",
         "zero_optimization.stage3_max_live_parameters": "given as max_live_parameters",
         "zero_optimization.reduce_bucket_size": "auto from the hidden size 64",
+        "zero_optimization.stage3_max_reuse_distance": 'default, as "auto" has nothing to be filled from',
         "zero_optimization.offload_optimizer": "given",
         "zero_optimization.offload_optimizer.device": "given as cpu_offload",
     }
@@ -159,3 +165,64 @@ def test_a_key_of_another_stage_has_no_effect():
         found = {line.path: line for line in lines(Config.load({"zero_optimization": {"stage": stage}}))}
         assert found["zero_optimization.stage3_max_live_parameters"].verdict.kind == kind
         assert found["zero_optimization.stage"].verdict.kind == "honoured"
+
+
+def autos(cls: SectionType = Config, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every key, and a file that has "auto" for it."""
+    for name, field in cls.model_fields.items():
+        inner = sections_of(field.annotation)
+        if not inner:
+            file: Any = "auto"
+            for outer in reversed(f"{path}{name}".split(".")):
+                file = {outer: file}
+            yield path + name, file
+        elif len(inner) == 1:
+            yield from autos(inner[0], f"{path}{name}.")
+        for kind, schema in TYPES[path.rstrip(".")].items() if len(inner) > 1 else ():
+            needed = {key: "auto" for key, field in schema.model_fields.items() if field.is_required()}
+            for key in schema.model_fields:
+                yield f"{path}params.{key}", {path.rstrip("."): {"type": kind, "params": {**needed, key: "auto"}}}
+
+
+TYPES = {"optimizer": OPTIMIZERS, "scheduler": SCHEDULERS}
+
+
+def test_an_auto_is_shown_whatever_becomes_of_it():
+    shown = 0
+    for path, file in autos():
+        with contextlib.suppress(ConfigError):  # where "auto" is no word, or something else is missing
+            config = Config.load(file)
+            for known in ({}, {"training_arguments": TrainingArguments(), "num_training_steps": 9}):
+                resolved = config.resolve(world=8, partly=True, **known)
+                line = next(line for line in lines(resolved, defaults=False) if line.path == path)
+                assert line.origin != "given" or line.value in ("auto", ("auto",))
+                shown += 1
+    assert shown > 600
+
+
+def test_a_size_that_the_model_tells_later_is_open_until_then():
+    file = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}
+    config = Config.load(file).resolve(world=8, partly=True)
+    assert origins(config)["zero_optimization.reduce_bucket_size"] == "open"
+    assert config.resolve(world=8, hidden_size=64).zero_optimization.reduce_bucket_size == 64 * 64
+    assert config.resolve(world=8).zero_optimization.reduce_bucket_size is None
+
+
+def test_nothing_of_apex_vanishes():
+    amp = {"enabled": True, "opt_level": "auto", "loss_scale": "auto", "keep_batchnorm_fp32": True, "verbosity": 1}
+    fp16 = {"enabled": False, "initial_scale_power": 8}
+    config = Config.load({"train_batch_size": 8, "amp": amp, "fp16": fp16}).resolve(world=8)
+    found = origins(config)
+    assert found["fp16.enabled"] == "given as amp.opt_level"
+    assert found["fp16.loss_scale"] == "given as amp.loss_scale"
+    assert found["fp16.loss_scale_window"] == found["jzero.max_loss_scale"] == "as Apex has it, for `amp`"
+    assert found["amp.keep_batchnorm_fp32"] == found["amp.verbosity"] == "given"
+    assert "`amp.keep_batchnorm_fp32` has no effect here: `jzero.keep_fp32` names what stays fp32" in config.notes
+    assert "`fp16.initial_scale_power` = 8 is read as `fp16.initial_scale_power` = 16" in config.notes
+    for wrong, sentence in (
+        ({"loss_scale": "big"}, "`amp.loss_scale` must be a number"),
+        ({"opt_levl": 1}, "unknown key `amp.opt_levl`; `amp.opt_level`, which it resembles, is there already"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            Config.load({"amp": {**amp, **wrong}})
+        assert sentence in str(error.value)

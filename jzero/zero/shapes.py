@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
-from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
+from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements, PyTree
 from jzero.config import Config, ResolvedConfig
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.errors import BatchError, ModelError
@@ -115,7 +116,23 @@ def abstract_model(model: Model, dtypes: Precision, local_batch: Batch) -> tuple
         raise ModelError(
             "the model has no parameters (nnx.Param, or the collection 'params' in Linen), so nothing to train."
         )
+    _check_names(params, "parameters")
+    _check_names(model_state, "parts of the model's state")
     return params, model_state
+
+
+def _check_names(tree: PyTree, what: str) -> None:
+    """Refuses leaves that a pattern, a checkpoint or an export could not tell from each other by their names."""
+    seen: dict[str, KeyPath] = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path).replace("/", ".")
+        if name in seen:
+            keys = " and ".join(jax.tree_util.keystr(p) for p in (seen[name], path))
+            raise ModelError(
+                f"two {what} have the name {name!r}, at {keys}: dots and slashes divide the names of nested ones; "
+                "rename one of them."
+            )
+        seen[name] = path
 
 
 def trainable_mask(params: Params, trainable: Trainable | Mask | None) -> Mask:

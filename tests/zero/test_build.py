@@ -1,5 +1,7 @@
 """The functional layer: pure functions whose abstract state is the real one, and errors that are sentences."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,3 +176,24 @@ def test_batches_may_be_nested_bare_boolean_or_empty():
 def _with_params(engine):
     graphdef, abstract = nnx.split(make_net(nnx.Rngs(0)))
     return graphdef, jax.tree.structure(abstract).unflatten(jax.tree.leaves(host(engine.params)))
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a.b": 1.0, "a": {"b": 2.0}}, r"two parameters have the name 'a\.b', at \['a'\]\['b'\] and \['a\.b'\]"),
+        ({"a/b": 1.0, "a": {"b": 2.0}}, r"two parameters have the name 'a\.b', at \['a'\]\['b'\] and \['a/b'\]"),
+        ({"a": {"": 1.0}, "a.": 2.0}, r"two parameters have the name 'a\.'"),
+        ({"a.b/c": 1.0, "d": [2.0, 3.0]}, None),
+    ],
+)
+def test_names_that_could_not_be_told_apart_are_refused(tree, message):
+    class Named:
+        def init(self, key, batch):
+            return jax.tree.map(jnp.float32, tree)
+
+    def loss(params, batch):
+        return sum(jax.tree.leaves(params)) * batch["x"].mean()
+
+    with nullcontext() if message is None else pytest.raises(ModelError, match=message):
+        make(1, model=Named(), loss_fn=loss)

@@ -78,7 +78,7 @@ def test_overlapped_micro_batches_make_it_an_estimate():
 
 
 def test_rematerialisation_is_the_last_resort():
-    deep = (*SMALL, "model.n_layer=24", "model.scan_layers=true", "training_arguments.per_device_train_batch_size=1")
+    deep = (*SMALL, "model.n_layer=48", "model.scan_layers=true", "training_arguments.per_device_train_batch_size=1")
     long = ("model.seq_len=65536", "data.seq_len=65536", "model.vocab_size=256", "model.d_model=512")
     content = as_json(DEMO, *deep, *long, "--gpu", "a100-40g", "--gpus", "2", "--stages", "0")
     assert content["recommendation"]["setting"]["remat"]

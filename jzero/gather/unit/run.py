@@ -25,6 +25,9 @@ from jzero.sharding.host_memory import to_device, to_host
 Tree = TypeVar("Tree")
 """A pytree of arrays; what comes of it has the same structure."""
 
+_SUMS_OF = 16
+"""Gradients so many times smaller than what goes on are sums over its rows, not products with it."""
+
 Cotangent: TypeAlias = jax.Array | jax.custom_derivatives.SymbolicZero
 
 Results: TypeAlias = tuple[list[jax.Array], list[jax.Array], list[jax.Array]]
@@ -203,6 +206,9 @@ class _UnitRun:
                 moved_others = barrier(moved_others)
             else:
                 moved, moved_others = barrier((moved, moved_others))
+        elif self.tied and _n_bytes(moved) * _SUMS_OF < _n_bytes(moved_others):
+            # The sums that a bias's gradient is would be taken at the end, and what they are taken of kept until then.
+            moved, moved_others = barrier((moved, moved_others))
         for i, grad in zip(split_vjp.moving_full, moved, strict=True):
             grads_full[i] = unit.gather_keys[i].scattered(grad, self.grad_reduce, unit.name)
         for i, grad in zip(split_vjp.moving_others, moved_others, strict=True):
@@ -296,6 +302,10 @@ def _tie(operands: Tree, shards: list[ParamShards], tied: bool) -> tuple[Tree, l
     if not tied or not shards or not any(jnp.ndim(x) for x in jax.tree.leaves(operands)):
         return operands, shards
     return barrier((operands, shards))
+
+
+def _n_bytes(arrays: Sequence[jax.Array]) -> int:
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def barrier(tree: Tree) -> Tree:

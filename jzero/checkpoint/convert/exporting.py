@@ -14,7 +14,7 @@ import numpy as np
 from jzero.base.types import Json
 from jzero.checkpoint.format import arrays, checksum, safetensors
 from jzero.checkpoint.format.header import Header, Leaf
-from jzero.checkpoint.format.leaves import is_floating
+from jzero.checkpoint.format.leaves import is_floating, narrowed
 from jzero.checkpoint.format.safetensors import Entry
 from jzero.checkpoint.run.loading import PathLike, check_files, read_header
 from jzero.errors import CheckpointError, DamagedCheckpointError
@@ -109,8 +109,10 @@ def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
         try:
             for block in checksum.verified(arrays.read_in_blocks(folder, name), leaf.shape, leaf.checksum):
                 for part in np.array_split(block, 1 + block.size // _AT_ONCE) if block.ndim else [block]:
-                    yield part.astype(jnp.dtype(to), copy=False)
+                    yield narrowed(part, to)
                 del block, part  # before the next one is read
+        except OverflowError as error:
+            raise CheckpointError(f"{name} of the checkpoint {folder} cannot be exported: {error}.") from error
         except Exception as error:  # tensorstore and the file system each have their own
             raise DamagedCheckpointError(
                 f"The checkpoint {folder} is damaged: {name}: {arrays.reason(error)}."

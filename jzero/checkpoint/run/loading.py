@@ -18,11 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
-from jzero.checkpoint.format.leaves import by_name, true_shapes
+from jzero.checkpoint.format.leaves import by_name, narrows, true_shapes
 from jzero.checkpoint.run.place import find
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection, Source, match
-from jzero.errors import DamagedCheckpointError
+from jzero.errors import CheckpointError, DamagedCheckpointError
 
 PathLike = str | os.PathLike[str]
 
@@ -65,10 +65,14 @@ def load(
         for name in sources:
             live[name].delete()
     parts = _read_verified(folder, head, _targets(head, sources, live))
-    loaded = {
-        name: _assemble(source, parts, live[name]) if live[name].size else _empty(live[name])
-        for name, source in sources.items()
-    }
+    loaded, overflows = {}, {}
+    for name, source in sources.items():
+        if not live[name].size:
+            loaded[name] = _empty(live[name])
+            continue
+        loaded[name], overflow = _assemble(source, parts, live[name])
+        overflows |= {} if overflow is None else {name: overflow}
+    _check_overflows(folder, {name: live[name].dtype for name, overflow in overflows.items() if overflow})
     leaves = [loaded.get(name, x) for name, x in live.items()]
     return jax.tree.unflatten(jax.tree.structure(state), leaves), dict(head.metadata)
 
@@ -127,22 +131,39 @@ def _read_verified(folder: Path, head: Header, targets: Mapping[str, jax.ShapeDt
     return parts
 
 
-def _assemble(source: Source, parts: Mapping[str, jax.Array], to: LeafToFill) -> jax.Array:
-    """Brings what was read into the form, the dtype and the place of the wanted leaf."""
+def _assemble(source: Source, parts: Mapping[str, jax.Array], to: LeafToFill) -> tuple[jax.Array, jax.Array | None]:
+    """Brings what was read into the form, the dtype and the place of the wanted leaf.
+
+    Returns:
+        The leaf; and bool[], whether a number was too large for its dtype, if that can be.
+    """
     xs = [parts[name] for name in source.names]
     if not source.stacked and source.index is None and xs[0].dtype == to.dtype:
-        return xs[0]
+        return xs[0], None
     sharding = to.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, sharding.spec)
-    x = _change(xs, source.stacked, source.index, jnp.dtype(to.dtype), sharding)
-    return x if to.sharding == x.sharding else jax.device_put(x, to.sharding)
+    x, overflow = _change(xs, source.stacked, source.index, jnp.dtype(to.dtype), sharding)
+    return x if to.sharding == x.sharding else jax.device_put(x, to.sharding), overflow
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding) -> jax.Array:
+def _change(
+    xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding
+) -> tuple[jax.Array, jax.Array | None]:
     x = jnp.stack(xs) if stacked else xs[0] if index is None else xs[0][index]
-    return jax.lax.with_sharding_constraint(x.astype(dtype), sharding)
+    y = x.astype(dtype)
+    overflow = (jnp.isfinite(x) & ~jnp.isfinite(y)).any() if narrows(x.dtype, dtype) else None
+    return jax.lax.with_sharding_constraint(y, sharding), overflow
+
+
+def _check_overflows(folder: Path, leaves: Mapping[str, np.dtype]) -> None:
+    if leaves:
+        to = next(iter(leaves.values()))
+        raise CheckpointError(
+            f"The checkpoint {folder} holds numbers that are too large for {to}, in which this run keeps its state "
+            f"between steps: {_listed(list(leaves))}; keep the state in float32, or what is as wide as it was saved in."
+        )
 
 
 def _empty(like: LeafToFill) -> jax.Array:

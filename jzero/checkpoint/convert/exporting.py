@@ -107,7 +107,7 @@ def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
             yield np.zeros(leaf.shape, jnp.dtype(to))
             return
         try:
-            for block in checksum.verified(arrays.read_in_blocks(folder, name), leaf.shape, leaf.checksum):
+            for block in checksum.verified(arrays.read_in_blocks(folder, name, leaf.shape), leaf.shape, leaf.checksum):
                 for part in np.array_split(block, 1 + block.size // _AT_ONCE) if block.ndim else [block]:
                     yield narrowed(part, to)
                 del block, part  # before the next one is read

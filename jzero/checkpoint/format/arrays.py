@@ -102,13 +102,23 @@ def open_leaf(folder: Path, name: str) -> ts.TensorStore:
     return ts.open(spec, open=True, read=True, context=ts.Context(_ONE_AT_A_TIME)).result()
 
 
-def read_in_blocks(folder: Path, name: str) -> Iterator[np.ndarray]:
+def read_in_blocks(folder: Path, name: str, shape: tuple[int, ...] | None = None) -> Iterator[np.ndarray]:
     """Reads one leaf into this process's memory from the first row to the last, some rows at a time.
+
+    Args:
+        folder: a complete checkpoint.
+        name: of the leaf.
+        shape: what it should be.
 
     Yields:
         As many whole rows as lie together on the disk: a shard's rows, or all of them if columns are divided.
+
+    Raises:
+        ValueError: it is of another shape, or cannot be read.
     """
     stored = open_leaf(folder, name)
+    if shape is not None and stored.shape != shape:
+        raise ValueError(f"it is stored with the shape {stored.shape} instead of {shape}")
     if not stored.shape:
         yield stored.read().result()
         return

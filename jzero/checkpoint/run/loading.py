@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from jzero.base.files import kind_of
 from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
@@ -191,10 +192,13 @@ def check_files(folder: Path, head: Header) -> None:
 
 def _leaves_in(folder: Path, head: Header, damaged: Mapping[str, str]) -> list[str]:
     """The leaves that damaged files hold: of a shortened one, those that lie beyond its end."""
+    sizes = {file: (folder / file).stat() for file in damaged if (folder / file).exists()}
+    if any(map(kind_of, sizes.values())):  # nothing may be opened that might be a pipe
+        return []
     files = _leaves_of_files(folder)
     lost: dict[str, None] = {}
     for file in damaged:
-        intact = (folder / file).stat().st_size if (folder / file).is_file() else 0
+        intact = sizes[file].st_size if file in sizes else 0
         whole_file = intact == head.files[file][0]
         lost |= {leaf: None for leaf, end in files.get(file, {}).items() if whole_file or end > intact}
     return [leaf for leaf in head.leaves if leaf in lost]

@@ -1,7 +1,6 @@
 """Saving: the true arrays of a state and a JSON object, in the background, committed in one moment or not at all."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -140,8 +139,8 @@ def save(
 
 def _check_metadata(path: Path, metadata: Json) -> None:
     try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
+        header.check_metadata(metadata)
+    except ValueError as error:
         raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
 
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from jzero import models
+from jzero.base.terminal import printable
 from jzero.cli.exits import EXIT_BAD_INPUT
 from jzero.config import Config, TrainingArguments, load_run
 from jzero.config.resolve.batch import NAMES
@@ -60,7 +61,7 @@ def config_command(
     try:
         config, world = _load(file, training_arguments, world)
     except JzeroError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if as_json:
         typer.echo(json.dumps(config_object(config, world=world, defaults=show_all), indent=2))

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from jzero.base.terminal import escape
 from jzero.doctor import Finding, examine, this_machine
 
 EXIT_WRONG = 1

@@ -7,6 +7,7 @@ import jax
 import typer
 from rich.console import Console
 
+from jzero.base.terminal import escape, printable
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
 from jzero.config import load_run
 from jzero.errors import JzeroError
@@ -74,7 +75,7 @@ def train_command(
         initialize_from_environment()
         result = _train(run_file, overrides or [], resume, weights)
     except JzeroError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         leave_failed(EXIT_BAD_INPUT)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if result.interrupted:
@@ -90,7 +91,7 @@ def _train(run_file: Path, overrides: list[str], resume: Path | None, weights: P
     chosen = "auto" if resume == Path("auto") else resume
     result = train(run, console=console, resume=chosen, weights=weights)
     if console is not None:
-        console.print(_closing(result), highlight=False, soft_wrap=True)
+        console.print(escape(_closing(result)), highlight=False, soft_wrap=True)
     return result
 
 

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.markup import escape
 
 from jzero import models
+from jzero.base.terminal import escape
 from jzero.checkpoint import Checkpoints
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view

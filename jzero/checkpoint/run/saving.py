@@ -13,7 +13,7 @@ from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes, without_padding
 from jzero.checkpoint.run.lock import FolderLock
-from jzero.checkpoint.run.place import clear, make_folder, make_room, recover, staging, swap_in
+from jzero.checkpoint.run.place import clear, final, make_folder, make_room, recover, staging, swap_in
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection
 from jzero.errors import CheckpointError
@@ -82,7 +82,7 @@ def save(
         CheckpointError: the folder holds something else or another run writes to it, the metadata is no JSON, or it
             cannot be written, as far as that is known at once.
     """
-    path = Path(path).absolute()
+    path = final(path)
     _check_metadata(path, metadata)
     shapes = true_shapes(state, placements)
     chosen = {name: x for name, x in by_name(state).items() if Selection(only=only).chooses(name)}

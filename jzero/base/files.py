@@ -28,6 +28,11 @@ Text = Annotated[str, Strict()]
 MOST_DEPTH = 100
 """How deep lists and objects may lie in each other."""
 
+
+class TooDeep(ValueError):
+    """Lists and objects that lie too deep in each other."""
+
+
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -116,7 +121,7 @@ def parse_json(text: bytes | str, form: type[Form]) -> Form:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
         value = json.loads(text, object_pairs_hook=_object, parse_int=_int)
     except RecursionError:
-        raise ValueError("its lists and objects lie too deep in each other") from None
+        raise TooDeep("its lists and objects lie too deep in each other") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -144,7 +149,7 @@ def check_depth(value: Json) -> None:
     """Refuses lists and objects that lie too deep in each other for what works through them.
 
     Raises:
-        ValueError: they do.
+        TooDeep: they do.
     """
     layer = [value]
     for _ in range(MOST_DEPTH):
@@ -152,7 +157,7 @@ def check_depth(value: Json) -> None:
         layer = [x for xs in inner for x in xs if isinstance(x, dict | list | tuple)]
         if not layer:
             return
-    raise ValueError(f"its lists and objects lie more than {MOST_DEPTH} deep in each other")
+    raise TooDeep(f"its lists and objects lie more than {MOST_DEPTH} deep in each other")
 
 
 def inside(folder: Path, name: str) -> Path:

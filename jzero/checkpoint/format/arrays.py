@@ -19,7 +19,7 @@ import tensorstore as ts
 from jzero.base.types import Json
 from jzero.checkpoint.format.header import ARRAYS
 from jzero.checkpoint.format.leaves import in_default_memory, on_cpus
-from jzero.checkpoint.format.silence import silence
+from jzero.checkpoint.format.silence import leave_out_tracebacks
 
 _TIMEOUT_SECONDS = 24 * 3600
 """How long a save may take: Orbax's twenty minutes are too few for a large state and a slow disk."""
@@ -27,7 +27,7 @@ _TIMEOUT_SECONDS = 24 * 3600
 _ONE_AT_A_TIME = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
 
 
-silence()
+leave_out_tracebacks()
 
 
 def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> Callable[[], None]:

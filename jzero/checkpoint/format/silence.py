@@ -28,7 +28,7 @@ class _OfATask(logging.Filter):
         return _ORBAX not in record.getMessage()
 
 
-def silence() -> None:
+def leave_out_tracebacks() -> None:
     """Installs the filters; everything else is logged and printed as before."""
     logging.getLogger("absl").addFilter(_OfASave())
     logging.getLogger("asyncio").addFilter(_OfATask())

@@ -123,10 +123,11 @@ def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
 
 def _facts(head: Header) -> dict[str, str]:
     """What a file says of itself: where it comes from, tied names, and the model if `jzero train` made it."""
+    extra = head.metadata.get("extra")
     facts = {
         "step": head.metadata.get("step"),
         "aliases": head.metadata.get("aliases", {}),
-        "model": head.metadata.get("extra", {}).get("model"),
+        "model": extra.get("model") if isinstance(extra, dict) else None,
     }
     return {"format": "flax", "jzero": json.dumps(facts)}
 

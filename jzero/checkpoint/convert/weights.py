@@ -95,8 +95,9 @@ def _open_index(index: Path) -> Weights:
     """Each array from the file that the index names, whatever else the files hold."""
     files = _read_index(index)
     parts = {file: _open_file(inside(index.parent, file)) for file in sorted(set(files.values()))}
-    if lost := next((name for name, file in files.items() if name not in parts[file].entries), None):
-        raise CheckpointError(f"{index} says that {lost} is in {files[lost]}, which does not hold it.")
+    for name, file in files.items():
+        if name not in parts[file].entries:
+            raise CheckpointError(f"{index} says that {name or repr(name)} is in {file}, which does not hold it.")
     if unlisted := [name for part in parts.values() for name in part.entries if name not in files]:
         more = f" and {len(unlisted) - 1} more" if len(unlisted) > 1 else ""
         warnings.warn(f"{index} does not list {unlisted[0]}{more} of its files: not read.", stacklevel=2)

@@ -54,6 +54,8 @@ def open_file(path: PathLike) -> IO[bytes]:
         Traceback (most recent call last):
         ValueError: it is a device, not a file
     """
+    if "\0" in str(path):
+        raise ValueError("its name has a NUL in it")
     _check_kind(os.stat(path))  # before it is opened, which a device might notice
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     try:

@@ -135,7 +135,7 @@ def header(a=(0, 16), b=(16, 28), shape=(2, 2), dtype="F32"):
         ([], 0, "input should be a valid dict"),
         (b'{"a": 1, "a": 2}', 0, "it has 'a' twice."),
         (b"\xff\xfe", 0, "it is not UTF-8 text."),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, 0, "its lists and objects lie too deep in each other."),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, 0, "its lists and objects lie "),
         (b'{"a": ' + b"9" * 5000 + b"}", 0, "a number in it has thousands of digits."),
     ],
 )

@@ -38,7 +38,7 @@ def test_an_accelerate_file_cannot_lead_to_one_either(tmp_path):
     for path, says in (
         ("/dev/zero", "/dev/zero: cannot read the file: it is a device, not a file"),
         ("n" * 5000, "cannot read the file: File name too long"),
-        (r"a\0b", "cannot read the file: embedded null byte"),
+        (r"a\0b", "cannot read the file: its name has a NUL in it"),
     ):
         file.write_text(f'deepspeed_config: {{deepspeed_config_file: "{path}"}}\n')
         with pytest.raises(ConfigError) as error:

@@ -1,6 +1,7 @@
 """Names from outside are shown as they are: rich takes nothing in them for markup, and no terminal obeys them."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import jax.numpy as jnp
 import pytest
@@ -52,7 +53,7 @@ def test_errors_show_paths_as_they_are(tmp_path, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_ends_well_wherever_it_saved(monkeypatch, name):
     for function in ("load_run", "prepare", "describe"):
-        monkeypatch.setattr(train, function, lambda *args, **kwargs: None)
+        monkeypatch.setattr(train, function, MagicMock())
     ended = Result(3, {}, Path("runs", name, "checkpoint-3"), False, 1.0, None)
     monkeypatch.setattr(train, "train", lambda *args, **kwargs: ended)
     result = CliRunner().invoke(app, ["train", "run.json"])

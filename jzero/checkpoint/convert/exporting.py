@@ -62,6 +62,7 @@ def export(
     ]
     if not entries:
         raise CheckpointError(f"The checkpoint {folder} holds no parameters to export.")
+    _check_names(folder, [name for name in head.leaves if name.startswith(_WEIGHTS)])
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -97,6 +98,17 @@ def dotted(name: str) -> str:
         'h.0.attn.kernel'
     """
     return name.partition("/")[2].replace("/", ".")
+
+
+def _check_names(folder: Path, names: list[str]) -> None:
+    """Refuses names that are one when dots are between their parts, of which a file would have only one."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (other := found.setdefault(dotted(name), name)) != name:
+            raise CheckpointError(
+                f"{other} and {name} of the checkpoint {folder} would both be exported as {dotted(name)!r}; "
+                "name one of them otherwise in the model."
+            )
 
 
 def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:

@@ -40,6 +40,10 @@ def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> Callable[[],
     Returns:
         What has to be called in another thread: it returns when all is written, or raises what went wrong.
     """
+    places: dict[str, str] = {}
+    for name in leaves:
+        if (other := places.setdefault(_place(name), name)) != name:
+            raise ValueError(f"{other!r} and {name!r} are one name to it")
     finish = functools.partial(_finish, folder=folder, names=tuple(leaves))
     if jax.process_count() > 1 or not on_cpus(leaves):  # several processes start together, on their devices
         return functools.partial(finish, _start(folder, leaves))
@@ -63,9 +67,9 @@ def _finish(checkpointer: ocp.AsyncCheckpointer, folder: Path, names: Sequence[s
     checkpointer.close()
     if jax.process_index() == 0:
         _merge(folder / ARRAYS)
-        lost = set(names) - stored_names(folder)
-        if lost:
-            raise ValueError(f"{min(lost)} is not among what can be read again")
+        stored = stored_names(folder)
+        if lost := [name for name in names if _place(name) not in stored]:
+            raise ValueError(f"{lost[0]} is not among what can be read again")
 
 
 def _merge(root: Path) -> None:
@@ -82,9 +86,14 @@ def _merge(root: Path) -> None:
 
 
 def stored_names(folder: Path) -> set[str]:
-    """The leaves whose arrays a checkpoint's database has."""
+    """The leaves whose arrays a checkpoint's database has, without a slash at the end of their names."""
     keys = ts.KvStore.open(_database(folder / ARRAYS)).result().list().result()
     return {key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")}
+
+
+def _place(name: str) -> str:
+    """Where the database has a leaf: it takes a slash at the end, as of a parameter without a name, for its own."""
+    return name.removesuffix("/")
 
 
 def _files(root: Path) -> dict[str, Json]:
@@ -125,7 +134,7 @@ def read(folder: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
 
 def open_leaf(folder: Path, name: str) -> ts.TensorStore:
     """Opens one leaf for reading parts of it into this process's memory, with little of it besides."""
-    spec = {"driver": "zarr", "kvstore": {**_database(folder / ARRAYS), "path": f"{name}/"}}
+    spec = {"driver": "zarr", "kvstore": {**_database(folder / ARRAYS), "path": f"{_place(name)}/"}}
     return ts.open(spec, open=True, read=True, context=ts.Context(_ONE_AT_A_TIME)).result()
 
 

@@ -10,17 +10,30 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
 from jzero.base.types import Placements, PyTree
+from jzero.errors import CheckpointError
 
 
 def by_name(tree: PyTree, is_leaf: Callable[[PyTree], bool] | None = None) -> dict[str, PyTree]:
     """The leaves of a pytree under their paths, in tree order.
+
+    Raises:
+        CheckpointError: two of them have one path, as under a key with a slash in it.
 
     Example:
         >>> by_name({"params": {"layers": [1, 2]}})
         {'params/layers/0': 1, 'params/layers/1': 2}
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    named: dict[str, PyTree] = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in named:
+            raise CheckpointError(
+                f"two arrays are both named {name!r} in a checkpoint, where slashes are between the parts of a name; "
+                "name one of them otherwise in the model."
+            )
+        named[name] = leaf
+    return named
 
 
 def true_shapes(tree: PyTree, placements: Placements) -> dict[str, tuple[int, ...]]:

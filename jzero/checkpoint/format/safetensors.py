@@ -39,6 +39,7 @@ NAMES = {
 }
 """The format's name of each dtype."""
 
+_METADATA = "__metadata__"
 _MOST_HEADER = 100_000_000
 """What the format allows, in bytes."""
 
@@ -94,10 +95,13 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
     for entry in entries:
         if entry.dtype not in NAMES:
             raise CheckpointError(f"{entry.name} is of dtype {entry.dtype}, which safetensors does not have.")
+        if entry.name == _METADATA or entry.name in header:
+            why_not = "two arrays of one name" if entry.name in header else "an array of this name"
+            raise CheckpointError(f"{entry.name!r} cannot be written: safetensors does not have {why_not}.")
         end = offset + entry.nbytes
         header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps({"__metadata__": dict(metadata), **header}).encode()
+    text = json.dumps({_METADATA: dict(metadata), **header}).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)))
@@ -153,7 +157,7 @@ def _header(file: Path) -> tuple[_Header, int]:
             if length > _MOST_HEADER:
                 raise ValueError(f"its header has {length} bytes, and the format allows {_MOST_HEADER}")
             content = parse_json(opened.read(length), dict[str, Json])
-        metadata = in_form(content.pop("__metadata__", {}), dict[str, Text])
+        metadata = in_form(content.pop(_METADATA, {}), dict[str, Text])
         arrays = in_form(content, dict[str, _Facts])
         _check_offsets(arrays, size - 8 - length)
     except (OSError, ValueError) as error:

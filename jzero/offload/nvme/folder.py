@@ -193,7 +193,9 @@ def _read_record(file: Path) -> _Record:
     try:
         with open_file(file) as opened, np.load(opened) as npz:
             arrays: dict[str, np.ndarray] = dict(npz)
-        step, layout, sums = (arrays[name] for name in ("step", "layout", "sums"))
+        if lacks := {"step", "layout", "sums"} - arrays.keys():
+            raise ValueError(f"it lacks {min(lacks)}")
+        step, layout, sums = arrays["step"], arrays["layout"], arrays["sums"]
         if step.shape or step.dtype != np.int64 or layout.shape or layout.dtype.kind != "U":
             raise ValueError("its step or its layout is none")
         if sums.dtype != np.int64 or sums.ndim != 2 or sums.shape[1] != 3:

@@ -1,4 +1,4 @@
-# make demo     train a small GPT under ZeRO-3 on 8 simulated devices
+# make demo     train a small GPT under ZeRO-3 on 8 simulated devices, in place of what the last one left
 # make test     run the tests
 # make test-fast  run a part of them in two minutes
 # make test-full  run them and those that take an hour
@@ -22,7 +22,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NE
 .PHONY: demo test test-fast test-full test-torch check docs notebooks results bench install clean
 
 demo: $(INSTALLED)
-	$(BIN)/jzero train configs/demo.json --devices 8 $(ARGS)
+	$(BIN)/jzero train configs/demo.json --devices 8 --overwrite $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jzero.flax.rematerialise import remat
     from jzero.launch import initialize_from_environment
     from jzero.ops import attention, attention_with_lse, cross_entropy
+    from jzero.sharding.batch_wide import all_gather, axis_index, psum
     from jzero.sharding.mesh import make_mesh, simulate_devices
     from jzero.start import functional, initialize
     from jzero.zero.build import Functional
@@ -45,6 +46,7 @@ else:
             "jzero.flax.rematerialise": ("remat",),
             "jzero.launch": ("initialize_from_environment",),
             "jzero.ops": ("attention", "attention_with_lse", "cross_entropy"),
+            "jzero.sharding.batch_wide": ("all_gather", "axis_index", "psum"),
             "jzero.sharding.mesh": ("make_mesh", "simulate_devices"),
             "jzero.start": ("functional", "initialize"),
             "jzero.zero.build": ("Functional",),
@@ -69,14 +71,17 @@ __all__ = [
     "OffloadError",
     "SkippedStepsError",
     "TrainState",
+    "all_gather",
     "attention",
     "attention_with_lse",
+    "axis_index",
     "cross_entropy",
     "functional",
     "initialize",
     "initialize_from_environment",
     "make_mesh",
     "plan",
+    "psum",
     "remat",
     "simulate_devices",
 ]

@@ -6,13 +6,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import KeyPath
-from jax.typing import ArrayLike
+from jax.sharding import Mesh
 
 from jzero import checkpoint
-from jzero.base.types import Batch, Json, Params, Placements, PyTree
+from jzero.base.types import Batch, Json, Params, Placements
 from jzero.config import ResolvedConfig
 from jzero.errors import (
     BatchError,
@@ -20,12 +17,14 @@ from jzero.errors import (
     LossScaleError,
     SkippedStepsError,
 )
+from jzero.explain.compilations import StepCompilations
 from jzero.explain.parameters import Explanation, explain
 from jzero.offload.interface import StateStore
-from jzero.sharding.mesh import DATA_AXES, n_data_shards
+from jzero.sharding.mesh import n_data_shards
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement, split, unpad
 from jzero.zero import checkpointing
+from jzero.zero.batches import as_sampled, rows_to_evaluate, spread, spread_rows
 from jzero.zero.build import Functional
 from jzero.zero.grad_stats import why_skipped
 from jzero.zero.stages import StagePlan
@@ -46,6 +45,7 @@ class Engine:
         self.functional = functional
         self.state = state
         self.store = functional.open_store() if store is None else store
+        self._compilations = StepCompilations(functional.state)
         self._unread: dict[str, jax.Array] | None = None
         self._stopped: JzeroError | None = None
 
@@ -114,7 +114,8 @@ class Engine:
         batch = self._place(batch)
         if self._stopped is not None:
             raise self._stopped
-        self.state, metrics = self.store.step(self.state, batch)
+        with self._compilations.step(self.state):
+            self.state, metrics = self.store.step(self.state, batch)
         # Read one step late, while the next one already runs, so that the devices never wait for the host.
         before, self._unread = self._unread, self._watched(metrics)
         if before is not None:
@@ -141,24 +142,31 @@ class Engine:
         """Evaluates the loss without training.
 
         Args:
-            batch: a pytree like a training batch; its leading dimension must divide by the number of data shards.
+            batch: a pytree like a training batch, of any number of rows. Those that the data shards do not divide are
+                computed by every device; what they count for is their number, or the weight that the loss gives them
+                (`Mean`). With several processes the shards must divide them.
 
         Returns:
             `loss` and what the loss returned, averaged over the batch.
+
+        Raises:
+            BatchError: leaves other than the sample's, with other numbers of rows, or of another dtype.
         """
-        n_shards = n_data_shards(self.mesh) // jax.process_count()
-        sharding = NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
-
-        def place(path: KeyPath, x: ArrayLike) -> jax.Array:
-            x = np.asarray(x)
-            if not x.ndim or x.shape[0] % n_shards or not x.shape[0]:
-                raise BatchError(
-                    f"eval_batch leaf {path_name(path) or '(the batch itself)'} has shape {x.shape}; "
-                    f"its leading dimension must be a multiple of the {n_shards} data shards of this process."
-                )
-            return jax.make_array_from_process_local_data(sharding, x)
-
-        return self.functional.evaluate(self.state, jax.tree_util.tree_map_with_path(place, batch))
+        batch = as_sampled(batch, self.functional.batch, "eval_batch")
+        rows, n_shards = rows_to_evaluate(batch, self.functional.batch), n_data_shards(self.mesh) // jax.process_count()
+        whole = rows - rows % n_shards
+        if whole == rows:
+            divided = spread_rows(batch, self.mesh, slice(rows), divided=True)
+            return self.functional.evaluate(self.state, divided)
+        if jax.process_count() > 1:
+            raise BatchError(
+                f"eval_batch got {rows} rows; with several processes it must be a multiple of the {n_shards} data "
+                "shards of this process."
+            )
+        divided = spread_rows(batch, self.mesh, slice(whole), divided=True) if whole else None
+        return self.functional.evaluate_partial(
+            self.state, divided, spread_rows(batch, self.mesh, slice(whole, None), divided=False)
+        )
 
     def save_checkpoint(
         self,
@@ -202,11 +210,13 @@ class Engine:
         missing: Literal["refuse", "keep"] = "refuse",
         extra: Literal["refuse", "ignore"] = "refuse",
         changed: Literal["refuse", "keep"] = "refuse",
+        grow: Literal["refuse", "pad"] = "refuse",
         layers: Mapping[str, str] | None = None,
     ) -> dict[str, Json]:
         """Reads a state back, whatever stage, devices, processes and precision it was saved under.
 
-        Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state.
+        Every process must call it. By default the checkpoint must have exactly the leaves of this engine's state. What
+        is kept, left out or grown instead is listed in the log `jzero`, at level WARNING.
 
         Args:
             path: what `save_checkpoint` wrote, or a folder of checkpoints, of which the newest complete one is taken.
@@ -214,6 +224,8 @@ class Engine:
             missing: `"keep"` leaves the present values where the checkpoint lacks a leaf.
             extra: `"ignore"` allows leaves that only the checkpoint has.
             changed: `"keep"` leaves the present values where shapes differ, as for a new head.
+            grow: `"pad"` reads a saved array into the first part of one that is longer here and leaves the present
+                values beyond it, as for tokens added to a vocabulary.
             layers: where layers are unrolled there and scanned here, or the other way: the unrolled path with `*` for
                 the number -> the scanned path, such as `{"h/*": "h"}`.
 
@@ -228,7 +240,7 @@ class Engine:
             `engine.load_checkpoint("pretrained", only="params/*", changed="keep")` starts from given weights with a
             new head.
         """
-        selection = checkpoint.Selection(_globs(only), missing, extra, changed, layers=layers)
+        selection = checkpoint.Selection(_globs(only), missing, extra, changed, grow, layers=layers)
         state, metadata = checkpointing.restore(path, self.functional, self.store.whole(self.state), selection)
         self.state = self.store.replace(state)
         self._unread = self._stopped = None
@@ -276,27 +288,10 @@ class Engine:
 
     def _place(self, batch: Batch) -> Batch:
         """Checks a training batch and spreads it over the mesh, `[rows, ...]` -> `[accumulation, micro-batch, ...]`."""
-        expected = self.functional.batch
-        if jax.tree.structure(batch) != jax.tree.structure(expected):
-            raise BatchError(
-                f"the batch has the structure {jax.tree.structure(batch)}; "
-                f"the sample had {jax.tree.structure(expected)}."
-            )
-        n_micro = self.config.gradient_accumulation_steps
-        rows = self.config.train_batch_size // jax.process_count()
-
-        def place(path: KeyPath, x: ArrayLike, like: PyTree) -> jax.Array:
-            x = np.asarray(x)
-            if x.shape != (rows, *like.shape[2:]):
-                raise BatchError(
-                    f"batch leaf {path_name(path) or '(the batch itself)'} has shape {x.shape}; expected "
-                    f"{(rows, *like.shape[2:])}: train_batch_size {self.config.train_batch_size}"
-                    f"{f' over {jax.process_count()} processes' * (jax.process_count() > 1)}, as in the sample."
-                )
-            local = x.reshape(n_micro, rows // n_micro, *x.shape[1:])
-            return jax.make_array_from_process_local_data(like.sharding, local, like.shape)
-
-        return jax.tree_util.tree_map_with_path(place, batch, expected)
+        expected, n_processes = self.functional.batch, jax.process_count()
+        total = self.config.train_batch_size
+        why = f"train_batch_size {total}{f' over {n_processes} processes' * (n_processes > 1)}, as in the sample"
+        return spread(as_sampled(batch, expected, "batch"), expected, total // n_processes, why)
 
 
 def _globs(only: str | Sequence[str]) -> tuple[str, ...]:

@@ -7,20 +7,23 @@ from typing import NamedTuple, TypedDict, Unpack
 import jax
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jzero.base.types import Batch, LossFn, Mask, Params, Placements
+from jzero.base.types import Batch, Json, LossFn, Mask, ModelState, Params
+from jzero.checkpoint.format.leaves import brief, by_name
 from jzero.config import Config, ResolvedConfig
 from jzero.config.config import Source
 from jzero.engine import Engine
-from jzero.errors import ConfigError, ModelError
+from jzero.errors import ConfigError
 from jzero.flax.model import Model
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.sharding.placement import path_name
+from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, build_functional
+from jzero.zero.given import Given, given_like_model, with_model_state
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
@@ -34,6 +37,7 @@ def initialize(
     schedule: optax.Schedule | None = None,
     trainable: Trainable | Mask | None = None,
     params: Params | None = None,
+    model_state: ModelState | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
 ) -> Engine:
@@ -53,7 +57,9 @@ def initialize(
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
         trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
-        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation.
+        params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation; or all
+            variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them.
+        model_state: what else lasts, such as `{"batch_stats": ...}`, in place of the model's own.
         mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
             has them.
         seed: of the initialisation and of every random stream.
@@ -79,19 +85,31 @@ def initialize(
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; it must be at least 0 and below 2**32.")
     options: _Options = {"sample_batch": sample_batch, "optimizer": optimizer, "trainable": trainable}
-    found = _resolve(model, loss_fn, Config.load(config), mesh, **options)
+    given = Config.load(config)
+    agree({"seed": seed, **_what_is_given(given, sample_batch)})  # before anything that one process alone could refuse
+    found = _resolve(model, loss_fn, given, mesh, **options)
     resolved, mesh = found.config, found.mesh
-    _agree_over_processes(resolved, seed)  # before anything that one process alone could refuse
     if not isinstance(config, Config) and jax.process_index() == 0:
         for note in resolved.notes:
             logging.getLogger("jzero").info("%s", note)
     fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
+    if rounded := fns.spec.precision.rounded(fns.batch):
+        logging.getLogger("jzero").info(
+            "%s enters the loss in %s; `jzero.keep_fp32` keeps what it names, such as targets.",
+            ", ".join(rounded),
+            resolved.precision,
+        )
+    if fns.averaged_state:
+        logging.getLogger("jzero").info(
+            "the model's state %s depends on the rows of each device and is averaged over the devices after each step.",
+            ", ".join(fns.averaged_state),
+        )
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
-    if params is not None:
-        params = _like_model(params, fns.placements.params)
+    given = given_like_model(params, model_state, fns.placements, fns.whole)
+    agree(_what_is_built(fns, given))
     store = fns.open_store()
-    return Engine(fns, store.init(np.uint32(seed), params), store)
+    return Engine(fns, with_model_state(store.init(np.uint32(seed), given.params), given.model_state), store)
 
 
 def functional(
@@ -169,27 +187,35 @@ def _resolve(
     return _Resolved(adapted_model, given.resolve(world=n_data_shards(mesh), hidden_size=width), mesh)
 
 
-def _like_model(params: Params, placements: Placements) -> Params:
-    """Checks given parameters against the model's, by name, and brings them into the model's tree."""
-    expected = {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(placements)}
-    by_name = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
-    given = {name: tuple(np.shape(x)) for name, x in by_name.items()}
-    if given != expected:
-        wrong = [
-            f"{name}: {given.get(name, 'missing')}, expected {expected.get(name, 'no such parameter')}"
-            for name in sorted(given.keys() | expected.keys())
-            if given.get(name) != expected.get(name)
-        ]
-        raise ModelError(f"params do not fit the model in {len(wrong)} leaves: {'; '.join(wrong[:5])}.")
-    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], placements)
+def _what_is_given(config: Config, sample_batch: Batch) -> dict[str, Json]:
+    """What processes must be given alike: with anything else they would hang, or silently diverge."""
+    leaves = jax.tree_util.tree_leaves_with_path(sample_batch)
+    arrays = {path_name(path) or "itself": x if hasattr(x, "dtype") else np.asarray(x) for path, x in leaves}
+    return {
+        **facts_of_process(),
+        "sample_batch": {name: brief(x.shape, x.dtype) for name, x in arrays.items()},
+        "config": config.model_dump(mode="json", exclude_none=True, warnings=False),
+    }
 
 
-def _agree_over_processes(config: ResolvedConfig, seed: int) -> None:
-    """Refuses processes that were started with different settings: they would hang or silently diverge."""
-    if jax.process_count() == 1:
-        return
-    digest = zlib.crc32(repr((config, seed)).encode())
-    digests = multihost_utils.process_allgather(np.uint32(digest)).ravel().tolist()
-    if len(set(digests)) > 1:
-        other = next(i for i, d in enumerate(digests) if d != digests[0])
-        raise ConfigError(f"process {other} has another configuration or seed than process 0; start all with the same.")
+def _what_is_built(fns: Functional, given: Given) -> dict[str, Json]:
+    """What must have come of it alike, before it is placed on devices; of given leaves the values count too."""
+    if jax.process_count() == 1:  # which spares it the checksums
+        return {}
+    checksums = lambda tree: {
+        path_name(path): zlib.crc32(np.ascontiguousarray(x).data)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        if not _is_spread(x)
+    }
+    return {
+        "config": fns.spec.config.model_dump(mode="json", warnings=False),
+        "mesh": dict(fns.spec.mesh.shape),
+        "the shape of": {name: str(list(place.shape)) for name, place in by_name(fns.placements, is_placement).items()},
+        "trainable": {name: str(chosen) for name, chosen in by_name(fns.spec.trainable).items()},
+        "the checksum of params": checksums(given.params),
+        "the checksum of model_state": checksums(given.model_state),
+    }
+
+
+def _is_spread(x: object) -> bool:
+    return isinstance(x, jax.Array) and not x.is_fully_addressable

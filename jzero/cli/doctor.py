@@ -2,24 +2,35 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from jzero.base.terminal import escape
 from jzero.doctor import Finding, examine, this_machine
+from jzero.doctor.settings import SETTINGS
 
 EXIT_WRONG = 1
 
+_BY = {
+    "jzero": "jzero sets for each program",
+    "you": "you export before the start (options of XLA as --NAME=VALUE in XLA_FLAGS)",
+    "leave": "leave alone unless measured",
+}
 _MARKS = {"fine": "[green]ok[/]", "note": "[yellow]note[/]", "wrong": "[red]wrong[/]"}
 
 
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Show the settings of JAX, XLA and NCCL that matter on GPUs instead.")
+    ] = False,
 ) -> None:
     """Show what this machine has for training, and what is wrong with it.
 
@@ -38,8 +49,14 @@ def doctor_command(
         # for a program: only what is wrong
         jzero doctor --json | jq '.findings[] | select(.level == "wrong")'
 
+        # which settings jzero makes itself, which to export, and what is set now
+        jzero doctor --settings
+
     The exit status is 1 where something is wrong; notes do not count.
     """
+    if settings:
+        _show_settings(as_json)
+        return
     findings = examine(this_machine())
     n_wrong = sum(f.level == "wrong" for f in findings)
     if as_json:
@@ -50,6 +67,20 @@ def doctor_command(
         console.print(_verdict(n_wrong, sum(f.level == "note" for f in findings)))
     if n_wrong:
         raise typer.Exit(EXIT_WRONG)
+
+
+def _show_settings(as_json: bool) -> None:
+    rows = [dataclasses.asdict(setting) | {"present": setting.present(os.environ)} for setting in SETTINGS]
+    if as_json:
+        typer.echo(json.dumps({"settings": rows}, indent=2))
+        return
+    console = Console()
+    for by, title in _BY.items():
+        console.print(f"[bold]{title}[/]")
+        for row in (row for row in rows if row["by"] == by):
+            now = f"  [yellow]now {escape(row['present'])}[/]" if row["present"] else ""
+            console.print(f"  {row['name']}: {escape(row['value'].replace('`', ''))}{now}", highlight=False)
+            console.print(Padding(f"[dim]{escape(row['why'].replace('`', ''))}[/]", (0, 0, 0, 6)), highlight=False)
 
 
 def _table(findings: Sequence[Finding]) -> Table:

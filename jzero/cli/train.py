@@ -1,7 +1,7 @@
 """`jzero train RUN.json [KEY=VALUE ...]`: train the model of a run file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import jax
 import typer
@@ -13,7 +13,9 @@ from jzero.config import load_run
 from jzero.errors import JzeroError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.sharding.mesh import simulate_devices
-from jzero.train.trainer import Result, describe, prepare, train
+from jzero.train.monitor.log import shown_log
+from jzero.train.resume import check_new
+from jzero.train.trainer import Begin, Result, describe, prepare, train
 
 
 def train_command(
@@ -35,6 +37,9 @@ def train_command(
     weights: Annotated[
         Path | None, typer.Option(metavar="CHECKPOINT", help="Begin with the parameters of this checkpoint.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove the checkpoints of another run from output_dir, and begin.")
+    ] = False,
 ) -> None:
     r"""Train the model of a run file.
 
@@ -50,8 +55,12 @@ def train_command(
         # the demo, on eight simulated devices
         jzero train configs/demo.json --devices 8
 
+        # the same once more, in place of what it left
+        jzero train configs/demo.json --devices 8 --overwrite
+
         # under another ZeRO stage
-        jzero train configs/demo.json deepspeed.zero_optimization.stage=2 --devices 8
+        jzero train configs/demo.json deepspeed.zero_optimization.stage=2 \
+            training_arguments.output_dir=runs/stage2 --devices 8
 
         # longer, with its results in another folder
         jzero train configs/demo.json training_arguments.max_steps=1000 \
@@ -59,7 +68,7 @@ def train_command(
 
         # on your own text
         jzero train configs/demo.json data.source=text 'data.files=["/my/**/*.txt"]' \
-            --devices 8
+            training_arguments.output_dir=runs/mine --devices 8
 
         # Ctrl-C stops after the current step and saves; go on from there
         jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
@@ -67,29 +76,33 @@ def train_command(
         # under a scheduler that stops and starts it: go on where it was, wherever that is
         jzero train configs/demo.json --resume auto --devices 8
 
-    Checkpoints and `metrics.jsonl` (one JSON object a line) go to `training_arguments.output_dir`.
+    Checkpoints and `metrics.jsonl` (one JSON object a line) go to `training_arguments.output_dir`. It is the
+    folder of one run: a new run is refused where another one's checkpoints are.
     """
     try:
         if devices is not None:
             simulate_devices(devices)
         initialize_from_environment()
-        result = _train(run_file, overrides or [], resume, weights)
+        chosen = "auto" if resume == Path("auto") else resume
+        result = _train(run_file, overrides or [], resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
-        leave_failed(EXIT_BAD_INPUT)
+        leave_failed(EXIT_BAD_INPUT, str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
-def _train(run_file: Path, overrides: list[str], resume: Path | None, weights: Path | None) -> Result:
+def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Result:
     config = load_run(run_file, overrides)
-    run = prepare(config, base=run_file.parent)
+    if begin.get("resume") is None:  # also at its start; here before a large model is made
+        check_new(Path(config.training_arguments.output_dir), overwrite=begin.get("overwrite", False))
     console = Console() if jax.process_index() == 0 else None
-    if console is not None:
-        describe(run, console)
-    chosen = "auto" if resume == Path("auto") else resume
-    result = train(run, console=console, resume=chosen, weights=weights)
+    with shown_log(console):
+        run = prepare(config, base=run_file.parent)
+        if console is not None:
+            describe(run, console)
+        result = train(run, console=console, **begin)
     if console is not None:
         console.print(escape(_closing(result)), highlight=False, soft_wrap=True)
     return result

@@ -81,9 +81,9 @@ VARIABLES = (
     Variable(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         lambda value: value.strip() == "1",
-        "wrong",
-        "Kernels and copies of all streams then queue in one line, so that collectives wait for products. It is advice "
-        "for Megatron; XLA's streams need it unset.",
+        "note",
+        "Kernels and copies of all streams then queue in one line. It is in use up to Hopper; NVIDIA advises against "
+        "it on Blackwell: unset it there.",
     ),
     Variable(
         "NVIDIA_TF32_OVERRIDE",

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import jax
 from flax import linen as nn
 
+from jzero.flax.batch_norm import synchronise_linen
 from jzero.flax.model import Model, Outcome
-from jzero.sharding.mesh import DATA_AXES
 
 
 def linen_model(module: nn.Module, loss: Callable) -> Model:
@@ -27,16 +27,8 @@ def linen_model(module: nn.Module, loss: Callable) -> Model:
     def apply(params, model_state, batch, key, train):
         constant = ["params"] if train else ["params", *model_state]
         run = nn.apply(lambda m: loss(m, batch, train), module, mutable=nn.DenyList(constant))
-        with nn.intercept_methods(_synchronise_batch_norm):
+        with nn.intercept_methods(synchronise_linen):
             (value, metrics), changed = run({"params": params, **model_state}, rngs=rngs(key))
         return Outcome(value, metrics, {name: changed.get(name, old) for name, old in model_state.items()})
 
     return Model(init, apply)
-
-
-def _synchronise_batch_norm(next_method, args, kwargs, context):
-    """Makes a Linen BatchNorm that names no axis take its statistics over the whole batch, as on one device."""
-    module = context.module
-    if isinstance(module, nn.BatchNorm) and context.method_name == "__call__" and module.axis_name is None:
-        object.__setattr__(module, "axis_name", DATA_AXES)  # Linen modules are frozen; this one lives for one call
-    return next_method(*args, **kwargs)

@@ -23,7 +23,8 @@ class Mean(NamedTuple):
     Attributes:
         total: the sum over this batch's items, a scalar.
         weight: how many items (or how much weight) it covers, a scalar. Over micro-batches and devices totals and
-            weights are added up before they are divided.
+            weights are added up before they are divided. None is an ordinary mean, where all of them count alike. A
+            metric that is a plain number weighs as much as the loss beside it.
 
     Example:
         >>> token_losses, mask = jnp.array([1.0, 3.0, 9.0]), jnp.array([1.0, 1.0, 0.0])
@@ -33,7 +34,7 @@ class Mean(NamedTuple):
     """
 
     total: jax.Array
-    weight: jax.Array | None = None  # None: an ordinary mean, every micro-batch and device counts alike
+    weight: jax.Array | None = None
 
 
 def as_means(returned: object) -> tuple[Mean, dict[str, Mean]]:
@@ -58,7 +59,17 @@ def as_means(returned: object) -> tuple[Mean, dict[str, Mean]]:
         raise ModelError(
             f"loss_fn returned the metric {taken[0]!r}, which the training step reports itself; rename it."
         )
-    return _as_mean("the loss", value), {name: _as_mean(f"the metric {name!r}", m) for name, m in metrics.items()}
+    loss = _as_mean("the loss", value)
+    of = lambda name, metric: _as_mean(f"the metric {name!r}", metric)
+    return loss, {n: of(n, m) if isinstance(m, Mean) else _like_loss(of(n, m), loss) for n, m in metrics.items()}
+
+
+def _like_loss(metric: Mean, loss: Mean) -> Mean:
+    """A plain number beside a loss that is weighted counts as much as that does."""
+    if loss.weight is None:
+        return metric
+    weight = jax.lax.stop_gradient(loss.weight)
+    return Mean(jnp.where(weight > 0, metric.total * weight, 0.0), weight)
 
 
 def _as_mean(name: str, value: object) -> Mean:

@@ -4,12 +4,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import nnx
 
 from jzero.errors import ModelError
+from jzero.flax.batch_norm import follow_the_engine, synchronise_linen
 from jzero.flax.model import Model, Outcome
 from jzero.flax.tied import tied_names
-from jzero.sharding.mesh import DATA_AXES
+
+_MODES = "deterministic", "use_running_average"
+"""What NNX's layers call evaluation; `Module.train` and `eval` switch both."""
 
 
 def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
@@ -54,10 +58,10 @@ def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
     def apply(params, model_state, batch, key, train):
         states = (as_params.unflatten(jax.tree.leaves(params)), as_rest.unflatten(jax.tree.leaves(model_state)))
         module = nnx.merge(graphdef, states[0], fresh_streams(key), states[1], copy=True)
-        (module.train if train else module.eval)()
-        for _, part in nnx.iter_modules(module):
-            _follow_the_engine(part)
-        value, metrics = loss(module, batch, train)
+        _switch(module, train)
+        follow_the_engine(module)
+        with nn.intercept_methods(synchronise_linen):
+            value, metrics = loss(module, batch, train)
         # The loss may leave new variables behind (sown intermediates); only those that last are state.
         lasting = dict(nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))))
         kept = [lasting[path] for path, _ in nnx.to_flat_state(shapes[2])]
@@ -67,13 +71,16 @@ def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
     return Model(init, apply, aliases)
 
 
-def _follow_the_engine(part: nnx.Module) -> None:
-    """Undoes what two NNX layers settle when they are made, before they know how they will be trained."""
-    if isinstance(part, nnx.BatchNorm) and part.axis_name is None:
-        # Statistics of the whole batch, as on one device. Several axes work, though the annotation knows only one.
-        part.axis_name = DATA_AXES  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(part, nnx.Embed) and part.dtype == part.param_dtype:
-        part.dtype = None  # the dtype of the parameters at hand, as in every other layer; not that of the fp32 master
+def _switch(module: nnx.Module, train: bool) -> None:
+    """To training or evaluation; a layer that was made to evaluate, which freezes it, stays so."""
+    frozen = [(part, name) for _, part in nnx.iter_modules(module) for name in _MODES if _is_on(part, name)]
+    (module.train if train else module.eval)()
+    for part, name in frozen:
+        setattr(part, name, True)
+
+
+def _is_on(part: nnx.Module, name: str) -> bool:
+    return vars(part).get(name) is True
 
 
 def _with_arrays_as_data(module: nnx.Module) -> nnx.Module:

@@ -8,7 +8,10 @@ Layout:
     primitives.py: the one table of primitives by name, and questions about them.
     params.py: what the parameters of an equation say.
     devices.py: which devices a program is traced for, where JAX would ask the machine at hand.
+    coordination.py: what processes say to each other before any program runs.
     walk.py: goes over equations, with those inside of them.
+    varying.py: follows what differs between devices.
+    compilations.py: what was compiled, how long it took, and for which settings.
     dead_code.py: reduces jaxprs to some of their outputs.
     keys.py: tells equations that compute the same.
     elementwise.py: runs a program on a piece of its operands.
@@ -21,7 +24,7 @@ from jzero.jaxpr.params import called_program, inner_jaxprs, scan_arity
 from jzero.jaxpr.primitives import name_of
 from jzero.jaxpr.program import Equation, Program, Subprogram, Variable, bind, evaluate, subprogram, trace
 from jzero.jaxpr.versions import JAX_VERSION, overlap_options
-from jzero.jaxpr.walk import equations, every_equation, interpret, run_replacing
+from jzero.jaxpr.walk import equations, every_equation, interpret, place_of, run_replacing
 
 __all__ = [
     "JAX_VERSION",
@@ -40,6 +43,7 @@ __all__ = [
     "name_of",
     "overlap_options",
     "parts",
+    "place_of",
     "restrict",
     "run_replacing",
     "scan_arity",

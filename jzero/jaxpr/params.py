@@ -57,6 +57,20 @@ def scan_arity(eqn: Equation) -> tuple[int, int]:
     return eqn.params["num_consts"], eqn.params["num_carry"]
 
 
+class While(NamedTuple):
+    """A `while`: its two programs, and how many of the operands are constants of each."""
+
+    body: Program
+    condition: Program
+    n_body: int
+    n_condition: int
+
+
+def while_of(eqn: Equation) -> While:
+    """The parameters of a `while`; its operands are the condition's constants, the body's, and what it carries."""
+    return While(*(eqn.params[name] for name in ("body_jaxpr", "cond_jaxpr", "body_nconsts", "cond_nconsts")))
+
+
 class Remat(NamedTuple):
     """A `jax.checkpoint` region: what it keeps, and whether its recomputation is held apart by a barrier."""
 

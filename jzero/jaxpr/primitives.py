@@ -14,6 +14,8 @@ DOT, CONVOLUTION, GATHER, ALL_GATHER, REDUCE_SCATTER = (
     "all_gather",
     "reduce_scatter",
 )
+CALLBACKS = frozenset({"pure_callback", "io_callback"})
+CUSTOM_PARTITIONING = "custom_partitioning"
 FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
 BARRIER, UPDATE_SLICE = "optimization_barrier", "dynamic_update_slice"
 
@@ -26,7 +28,8 @@ CALLS = frozenset({JIT, "closed_call", "call", "eval_jaxpr"})
 INLINED = CALLS | {CUSTOM_JVP, "custom_vjp_call", REMAT}
 """What a compiler sees the inside of, once it is differentiated."""
 
-LOOPS = frozenset({SCAN, "while", "cond"})
+WHILE, COND, AXIS_INDEX = "while", "cond", "axis_index"
+LOOPS = frozenset({SCAN, WHILE, COND})
 
 COPIES = frozenset({"copy", "name"})
 """The same values under another name."""

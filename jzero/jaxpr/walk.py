@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import jax
 from jax.extend import core as jex_core
+from jax.extend import source_info_util
 
 from jzero.jaxpr.params import inner_jaxprs, is_program, rounds
 from jzero.jaxpr.primitives import name_of
@@ -59,6 +60,11 @@ def every_equation(
         if name_of(eqn) not in closed:
             for inner in inner_jaxprs(eqn):
                 yield from every_equation(inner, closed=closed, times=times * rounds(eqn), scope=named)
+
+
+def place_of(eqn: Equation) -> str:
+    """The line of Python that an equation comes from, as "file:line (function)"; empty for one from no file."""
+    return source_info_util.summarize(eqn.source_info)
 
 
 def only_equation(program: Program, name: str) -> Equation:

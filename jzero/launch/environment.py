@@ -5,13 +5,20 @@ variables of their own, which JAX reads itself.
 """
 
 import os
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
 
 from jzero.errors import ConfigError
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.launch.failure import end_others_on_failure
+
+PATIENCE_SECONDS = 20.0
+"""How long processes usually need at most to find each other."""
 
 _JOB_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # absent in a batch script that runs on its own
 _LOCAL_SIZES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")  # processes on this machine: DeepSpeed's and torchrun's names
@@ -83,7 +90,7 @@ def initialize_from_environment(environment: Mapping[str, str] | None = None) ->
         Whether there are several processes. If not, nothing has changed.
 
     Raises:
-        ConfigError: some variables are missing or do not fit together.
+        ConfigError: some variables are missing or do not fit together, or the processes have other versions.
 
     Example:
         >>> initialize_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
@@ -92,18 +99,40 @@ def initialize_from_environment(environment: Mapping[str, str] | None = None) ->
     launch = read_launch(os.environ if environment is None else environment)
     if launch is None:
         return False
-    if launch.coordinator is None:
-        jax.distributed.initialize()
-    else:
-        jax.distributed.initialize(
-            launch.coordinator,
-            launch.n_processes,
-            launch.rank,
-            local_device_ids=launch.local_rank,
-            cluster_detection_method="deactivate",
-        )
+    with _saying_what_it_waits_for(launch):
+        if launch.coordinator is None:
+            jax.distributed.initialize()
+        else:
+            jax.distributed.initialize(
+                launch.coordinator,
+                launch.n_processes,
+                launch.rank,
+                local_device_ids=launch.local_rank,
+                cluster_detection_method="deactivate",
+            )
     end_others_on_failure()
+    agree(facts_of_process(devices=False))
     return True
+
+
+@contextmanager
+def _saying_what_it_waits_for(launch: Launch) -> Iterator[None]:
+    """Says once what a process waits for, if it does so for long: JAX does not, and ends it after five minutes."""
+    if launch.coordinator is None:
+        what = "for the other processes of this job step; all tasks must start the same program."
+    else:
+        what = (
+            f"for {launch.n_processes} processes in all at {launch.coordinator}; each of them must be started, with "
+            f"the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and a RANK of its own (here {launch.rank})."
+        )
+    sentence = f"Still waiting {what}"
+    timer = threading.Timer(PATIENCE_SECONDS, lambda: print(sentence, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -5,12 +5,15 @@ process that has failed therefore waits only as long as it takes the others to f
 connections, which ends the others.
 """
 
+import contextlib
 import os
 import sys
 import threading
 from types import TracebackType
 
 import jax
+
+from jzero.launch.agreement import tell_failure
 
 GRACE_SECONDS = 5.0
 """How much later the others may meet the same failure, such as a mistake in a file that all of them read."""
@@ -22,19 +25,22 @@ def end_others_on_failure() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         shown_before(kind, error, traceback)
-        leave_failed(1)
+        leave_failed(1, f"{kind.__name__}: {error}")
 
     sys.excepthook = hook
 
 
-def leave_failed(exit_code: int) -> None:
+def leave_failed(exit_code: int, sentence: str = "") -> None:
     """Ends this process if there are others, in order if they fail too within the grace; returns if there are none.
 
     Args:
         exit_code: of this process, if it ends here.
+        sentence: what went wrong, for those of the others that wait to compare notes with this one.
     """
     if not jax.distributed.is_initialized():
         return
+    with contextlib.suppress(Exception):  # the connection may be what has failed
+        tell_failure(sentence)
     leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     leaving.start()
     leaving.join(GRACE_SECONDS)

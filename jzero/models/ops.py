@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jzero.ops import attention
 from jzero.ops.loss_checks import HeadLayout
+from jzero.ops.recompute import keeping_inputs
 from jzero.ops.request import Implementation
 
 Output: TypeAlias = Callable[[jax.Array, jax.Array, HeadLayout], jax.Array]
@@ -32,10 +33,15 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float =
     Returns:
         `[..., d]` in the dtype of `x`.
     """
-    y = x.astype(jnp.float32)
-    y = y - y.mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
-    return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+    @keeping_inputs
+    def normalised(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = y - y.mean(axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+    return normalised(x, scale, bias)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
@@ -46,9 +52,14 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
         >>> print((rms_norm(x, jnp.ones(2), 0.0) ** 2).mean().round(5))
         1.0
     """
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
-    return (y * scale.astype(jnp.float32)).astype(x.dtype)
+
+    @keeping_inputs
+    def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+        return (y * scale.astype(jnp.float32)).astype(x.dtype)
+
+    return normalised(x, scale)
 
 
 def rotate(x: jax.Array, theta: float) -> jax.Array:
@@ -80,11 +91,13 @@ def self_attention(qkv: jax.Array, n_head: int, *, causal: bool, path: Implement
     return attention(q, k, v, causal=causal, implementation=path).reshape(n_rows, n_tokens, width // 3)
 
 
+@keeping_inputs
 def gelu(x: jax.Array) -> jax.Array:
     """GELU in its tanh form, as GPT-2 has it."""
     return jax.nn.gelu(x, approximate=True)
 
 
+@keeping_inputs
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """The SwiGLU's gating: `silu(gate) * up`."""
     return jax.nn.silu(gate) * up

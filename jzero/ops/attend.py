@@ -1,6 +1,9 @@
 """One entry to attention: what may be asked, which path runs, and why."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Unpack, get_args
 
 import jax
@@ -16,6 +19,26 @@ from jzero.ops.visibility import Places, Rule
 
 _log = logging.getLogger("jzero")
 _said: set[str] = set()
+_taken: ContextVar[set[str] | None] = ContextVar("_taken", default=None)
+
+
+@contextmanager
+def paths_taken() -> Iterator[set[str]]:
+    """Collects which paths attention takes in what is traced inside, such as "cudnn".
+
+    Example:
+        >>> x = jnp.ones((1, 4, 2, 8))
+        >>> with paths_taken() as paths:
+        ...     _ = jax.eval_shape(attention, x, x, x)
+        >>> paths
+        {'blockwise'}
+    """
+    paths: set[str] = set()
+    token = _taken.set(paths)
+    try:
+        yield paths
+    finally:
+        _taken.reset(token)
 
 
 def attention(
@@ -120,7 +143,10 @@ def _attend(
     if asked not in known:
         raise ModelError(f"attention has no implementation {asked!r}; known: {', '.join(known)}.")
     request = request_of(q, k, v, settings, with_lse=with_lse)
-    return _run(request, _choose(request, asked))
+    path = _choose(request, asked)
+    if (paths := _taken.get()) is not None and target() is not SHAPES_ALONE:
+        paths.add(path)
+    return _run(request, path)
 
 
 def _choose(request: Request, asked: Implementation) -> Implementation:

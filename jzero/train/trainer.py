@@ -1,7 +1,6 @@
-"""The training loop behind `jzero train`: a run file becomes an engine, and the engine is driven to the last step.
+"""What `jzero train` does: a run file becomes an engine, and the engine is driven to the last step.
 
-Every process runs the same steps on its own rows of each batch; only the first one prints and writes metrics. The loop
-reads each step's metrics while the next step already runs, so the devices never wait for the host.
+Every process runs the same steps on its own rows of each batch; only the first one prints and writes metrics.
 """
 
 import functools
@@ -9,51 +8,33 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from jzero import models
 from jzero.base.terminal import escape
-from jzero.checkpoint import Checkpoints
+from jzero.base.types import Json
+from jzero.checkpoint import Checkpoints, read_header
 from jzero.config import Config, RunConfig, TrainingArguments
 from jzero.config.show.display import config_view
-from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
+from jzero.launch.agreement import agree, facts_of_process
 from jzero.plan.search.auto import resolve_auto
 from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
-from jzero.train.data import VOCAB_SIZE, Corpus, Windows, load_corpus
+from jzero.train.compile_cache import use_compile_cache
+from jzero.train.data import VOCAB_SIZE, load_corpus
+from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
-from jzero.train.resume import LAYER_FORMS, Start, load_start
-from jzero.train.signals import Interrupts, interrupts
-
-VALIDATION_WINDOWS = 256
-"""An evaluation reads about this many windows of the validation text, the same ones every time."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to start.
-
-    Attributes:
-        engine: holds the model.
-        corpus: the text.
-        n_steps: optimizer steps of the whole run.
-        config: the run file.
-    """
-
-    engine: Engine
-    corpus: Corpus
-    n_steps: int
-    config: RunConfig
+from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start
+from jzero.train.signals import interrupts
 
 
 @dataclass(frozen=True)
@@ -88,8 +69,10 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     Raises:
         JzeroError: whatever does not fit, in one sentence.
     """
+    agree({**facts_of_process(), **_what_decides(config)})
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
+    agree({"the text's fingerprint": corpus.fingerprint} if jax.process_count() > 1 else {})
     known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
     facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
     # The schedule may need the number of steps, and that needs the batch size: what is known so far decides that.
@@ -100,8 +83,9 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     n_steps = arguments.max_steps
     if n_steps < 1:
         n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
-    deepspeed = given.resolve(**facts, num_training_steps=n_steps)
+    deepspeed = given.resolve(**facts, num_training_steps=n_steps, partly=False)
     has_schedule = deepspeed.scheduler is not None and deepspeed.scheduler.type is not None
+    use_compile_cache(deepspeed, Path(arguments.output_dir), mesh)
     engine = initialize(
         **what,
         config=deepspeed,
@@ -110,6 +94,16 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         seed=arguments.seed,
     )
     return Run(engine, corpus, n_steps, config)
+
+
+def _what_decides(config: RunConfig) -> dict[str, Json]:
+    """What a run file must say to all processes alike. Globs may differ: the text they find is compared."""
+    return {
+        "model": dict(config.model),
+        "data": config.data.model_dump(mode="json", exclude={"files"}),
+        "training_arguments": config.training_arguments.model_dump(mode="json", warnings=False),
+        "deepspeed": config.deepspeed.model_dump(mode="json", exclude_none=True, warnings=False),
+    }
 
 
 def language_model(config: RunConfig) -> models.BuiltModel:
@@ -166,42 +160,57 @@ def describe(run: Run, console: Console) -> None:
     console.print()
 
 
-def train(
-    run: Run,
-    *,
-    console: Console | None = None,
-    resume: Path | Literal["auto"] | None = None,
-    weights: Path | None = None,
-) -> Result:
+class Begin(TypedDict, total=False):
+    """How a run is to begin.
+
+    Attributes:
+        resume: a checkpoint to go on from, or a folder of checkpoints, of which the newest is taken. "auto" looks into
+            `output_dir`, passes damaged ones over, and starts anew if there is none; what it chose is printed.
+        weights: a checkpoint from which a new run takes the parameters.
+        overwrite: remove checkpoints that another run left in `output_dir`, where the run is refused otherwise.
+    """
+
+    resume: Path | Literal["auto"] | None
+    weights: Path | None
+    overwrite: bool
+
+
+def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -> Result:
     """Trains to the last step, or until it is interrupted.
 
     Args:
         run: from `prepare`.
         console: where the first process shows progress; none by default.
-        resume: a checkpoint to go on from, or a folder of checkpoints, of which the newest is taken. "auto" looks into
-            `output_dir`, passes damaged ones over, and starts anew if there is none; what it chose is printed.
-        weights: a checkpoint from which a new run takes the parameters.
+        **begin: how it begins, see `Begin`; a new run by default.
 
     Returns:
         How it ended; the state at that point is saved under `output_dir`.
 
     Raises:
-        CheckpointError: if `resume` is no checkpoint of this model.
+        CheckpointError: if `resume` is no checkpoint of this model, or `output_dir` holds those of another run.
         LossScaleError: if fp16 training diverges.
         SkippedStepsError: if more steps in a row are skipped than the configuration allows.
     """
     engine, arguments = run.engine, run.config.training_arguments
     log = functools.partial(_log, console)
+    resume, weights, overwrite = begin.get("resume"), begin.get("weights"), begin.get("overwrite", False)
+    agree({f"--{name}": value and str(value) for name, value in begin.items()})
+    if overwrite:
+        check_overwrite(Path(arguments.output_dir), {"--resume": resume, "--weights": weights})
     with ExitStack() as closing:
         checkpoints = closing.enter_context(_checkpoints(run, log))
-        start = load_start(engine, checkpoints.folder, resume, log)
+        start = load_start(engine, checkpoints.folder, resume, log, now=run.facts, overwrite=overwrite)
+        checkpoints.leave_alone(start.others)
         if start.step >= run.n_steps:
             reached = f"{start.checkpoint} is already at step {start.step} of {run.n_steps}"
             raise ConfigError(f"{reached}; raise training_arguments.max_steps.")
         if weights is not None and start.checkpoint is None:
+            agree({f"the newest checkpoint of {weights}": read_header(weights)[0].name})
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
-        writers = _writers(run, start.step, console, resumed=start.checkpoint is not None)
-        loop = _Loop(run, checkpoints, start, writers, log)
+        if jax.process_index() == 0:
+            claim(checkpoints.folder, start, log, overwrite=overwrite)
+        writers = _writers(run, start, console)
+        loop = Loop(run, checkpoints, start, writers, log)
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
@@ -237,119 +246,19 @@ def _checkpoints(run: Run, log: Callable[[str], None]) -> Checkpoints:
         raise ConfigError(f"training_arguments.output_dir: {error}") from None
 
 
-@dataclass
-class _Loop:
-    """Where a run stands."""
-
-    run: Run
-    checkpoints: Checkpoints
-    start: Start
-    writers: list[MetricWriter]
-    log: Callable[[str], None]
-    stopped: int = 0
-    latest: dict[str, float] = field(default_factory=dict)
-    _unread: dict[str, jax.Array | int] | None = None
-    _clock: float | None = None
-    _seconds: float | None = None
-    _evaluated_at: int = -1
-    _saved_at: int = -1
-    _metrics_lost: bool = False
-
-    def __post_init__(self) -> None:
-        self.step = self.start.step
-
-    @property
-    def next_batch(self) -> int:
-        return self.start.next_batch + self.step - self.start.step
-
-    def take_step(self, flags: Interrupts) -> bool:
-        """Starts a step, then reads the metrics of the one before it; returns whether time asks for a save."""
-        metrics = self.run.engine.train_batch(self._batch(self.run.corpus.train, self.next_batch, self._rows))
-        self.read()
-        self.step += 1
-        self._unread = {**metrics, "step": self.step}
-        self.checkpoints.tick()
-        self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
-        return save
-
-    def read(self) -> None:
-        """Reads the metrics of the last step that was started; waits until it is done."""
-        if self._unread is None:
-            return
-        metrics = {name: float(value) for name, value in jax.device_get(self._unread).items()}
-        self._unread = None
-        if skipped := self.run.engine.why_skipped(metrics):
-            self.log(skipped)
-        metrics = {name: value for name, value in metrics.items() if not name.startswith("nonfinite_")}
-        step, now = int(metrics.pop("step")), time.monotonic()
-        if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
-            took = now - self._clock
-            self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
-            metrics["tokens_per_second"] = self._rows * self.run.corpus.train.seq_len / self._seconds
-        self._clock = now
-        self._write(step, metrics)
-
-    def evaluate(self) -> None:
-        """Takes the loss over the same windows of the validation text each time."""
-        self.read()
-        engine, text = self.run.engine, self.run.corpus.validation
-        rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
-        n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
-        losses = [engine.eval_batch(self._batch(text, i, rows))["loss"] for i in range(n_batches)]
-        self._write(self.step, {"validation_loss": float(np.mean(jax.device_get(losses)))})
-        self._clock, self._evaluated_at = None, self.step
-
-    def save(self) -> None:
-        """Starts to write the whole state, the data position included."""
-        self.read()
-        facts = {"next_batch": self.next_batch, "rows": self._rows, "model": dict(self.run.config.model)}
-        self.checkpoints.save(self.step, facts)
-        self._clock, self._saved_at = None, self.step
-
-    def finish(self) -> None:
-        """Reads, evaluates and saves what the last step left open."""
-        self.read()
-        if self._evaluated_at != self.step and not self.stopped:
-            self.evaluate()
-        if self._saved_at != self.step:
-            self.save()
-        self.checkpoints.finish()
-
-    @property
-    def _rows(self) -> int:
-        return self.run.engine.config.train_batch_size
-
-    def _batch(self, text: Windows, index: int, rows: int) -> dict[str, np.ndarray]:
-        return text.batch(index, rows, part=jax.process_index(), n_parts=jax.process_count())
-
-    def _write(self, step: int, metrics: dict[str, float]) -> None:
-        self.latest |= metrics
-        for writer in self.writers:
-            self.try_to_write(functools.partial(writer.write, step, metrics))
-
-    def try_to_write(self, write: Callable[[], None]) -> None:
-        """Metrics may be lost where a disk is full, training may not; it is said once."""
-        try:
-            write()
-        except OSError as error:
-            if not self._metrics_lost:
-                self.log(f"Metrics cannot be written: {error.strerror}; training goes on.")
-            self._metrics_lost = True
-
-
-def _writers(run: Run, position: int, console: Console | None, *, resumed: bool) -> list[MetricWriter]:
+def _writers(run: Run, start: Start, console: Console | None) -> list[MetricWriter]:
     """The first process's writers; the others have none."""
     if jax.process_index() != 0:
         return []
     config, arguments = run.engine.config, run.config.training_arguments
-    file, resume_at = Path(arguments.output_dir, "metrics.jsonl"), position if resumed else None
+    file, resume_at = Path(arguments.output_dir, METRICS), start.step if start.checkpoint is not None else None
     try:
-        writers: list[MetricWriter] = [JsonLines(file, resume_at=resume_at)]
+        writers: list[MetricWriter] = [JsonLines(file, run=start.run, resume_at=resume_at)]
     except OSError as error:
         raise ConfigError(f"training_arguments.output_dir: cannot write {file}: {error.strerror}.") from None
     writers += event_writers(config, file.parent, resume_at=resume_at)
     if console is not None:
         given = "logging_steps" in arguments.model_fields_set
         every = arguments.logging_steps if given else config.steps_per_print or arguments.logging_steps
-        writers.append(ConsoleView(console, total=run.n_steps, start=position, every=every))
+        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every))
     return writers

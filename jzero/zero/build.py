@@ -26,12 +26,13 @@ from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, place_all
 from jzero.sharding.trees import pad, place_like_params, replicated, split
 from jzero.zero import shapes
 from jzero.zero.loss_scale import init_loss_scale
+from jzero.zero.model_state import averaged_state
 from jzero.zero.precision import precision_of
 from jzero.zero.shapes import Trainable, adapted
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
 from jzero.zero.state import TrainState
-from jzero.zero.step import StepOutput, eval_step, train_step
+from jzero.zero.step import StepOutput, eval_step, partial_eval_step, train_step
 from jzero.zero.xla_options import CompilerOptions, compiler_options
 
 
@@ -44,6 +45,8 @@ class Functional:
         program: `program(state, batch) -> StepOutput`; jitted, the old state's memory is reused. Leaves of `batch` are
             `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`.
         evaluate: `evaluate(state, batch) -> metrics`; jitted, leaves of `batch` are `[rows, ...]`.
+        evaluate_partial: `evaluate_partial(state, batch, rest) -> metrics`; the same where some rows are left over,
+            which every device holds; `batch` is None if there are no others.
         batch: the abstract training batch, with shardings.
         placements: a `TrainState` of `Placement`s: the true shapes and how they lie over the mesh.
         scanned: for the index of a parameter, in flattening order, the dimensions that a loop over layers walks along.
@@ -51,11 +54,13 @@ class Functional:
         whole_init: `init` as a plain function, of the whole state.
         layout: where each array of the state lies.
         compiler_options: options that go to XLA with `program` and `evaluate`.
+        averaged_state: names of the model's state that is averaged over the devices, since each changes it by its rows.
     """
 
     init: Callable[..., TrainState]
     program: Callable[[TrainState, Batch], StepOutput]
     evaluate: Callable[[TrainState, Batch], Metrics]
+    evaluate_partial: Callable[[TrainState, Batch | None, Batch], Metrics]
     batch: Batch
     placements: TrainState
     scanned: Mapping[int, frozenset[int]]
@@ -63,6 +68,7 @@ class Functional:
     whole_init: Callable[..., TrainState]
     layout: StateLayout
     compiler_options: CompilerOptions
+    averaged_state: tuple[str, ...]
 
     @property
     def state(self) -> TrainState:
@@ -142,7 +148,7 @@ def build_functional(
     pure_model, dtypes = adapted(model, loss_fn, config), precision_of(config)
     params, model_state = shapes.abstract_model(pure_model, dtypes, local_batch)
     mask = shapes.trainable_mask(params, trainable)
-    dtypes.check(params)
+    dtypes.check(params, local_batch)
     scanned = shapes.scanned_by_loops(pure_model, dtypes, mesh, params, model_state, local_batch)
     placements, casts = _placements(config, mesh, params, scanned), dtypes.casts(params)
     chosen = _optimizer(config, optimizer, schedule, shapes.loop_dims(params, mask, scanned))
@@ -173,10 +179,17 @@ def build_functional(
         momentum=chosen.momentum,
         offload=offload_for(config, fixed, trained, opt_state, persists_small_leaves=plan.persists_small_leaves),
     )
-    return _compiled(spec, _new_state(spec, fixed, local_batch), batch, scanned)
+    averaged = averaged_state(pure_model, dtypes, mesh, params, model_state, local_batch)
+    return _compiled(spec, _new_state(spec, fixed, local_batch), batch, scanned, averaged)
 
 
-def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int, frozenset[int]]) -> Functional:
+def _compiled(
+    spec: StepSpec,
+    new: NewState,
+    batch: Batch,
+    scanned: Mapping[int, frozenset[int]],
+    averaged_state: tuple[str, ...],
+) -> Functional:
     """The jitted functions; nothing is compiled before it is called."""
     layout = spec.offload.place(new, spec.config.gradient_accumulation_steps)
     state_shardings, deferred = layout.step_shardings
@@ -191,6 +204,7 @@ def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int,
             compiler_options=options,
         ),
         evaluate=jax.jit(eval_step(spec), out_shardings=everywhere, compiler_options=options),
+        evaluate_partial=jax.jit(partial_eval_step(spec), out_shardings=everywhere, compiler_options=options),
         batch=batch,
         placements=new.placements,
         scanned=scanned,
@@ -198,6 +212,7 @@ def _compiled(spec: StepSpec, new: NewState, batch: Batch, scanned: Mapping[int,
         whole_init=new.init,
         layout=layout,
         compiler_options=options,
+        averaged_state=averaged_state,
     )
 
 

@@ -151,6 +151,33 @@ def averages_of(sums: dict[str, Mean], count: int) -> dict[str, jax.Array]:
     return {name: m.total / (count if m.weight is None else positive(m.weight)) for name, m in totals.items()}
 
 
+class WeightedSum(NamedTuple):
+    """A total over all devices, and what it is to be divided by."""
+
+    total: jax.Array
+    weight: jax.Array
+
+
+def eval_sums(local: dict[str, Mean], n_shards: int, n_rows: int, *, divided: bool) -> dict[str, WeightedSum]:
+    """Local sums -> totals and weights over all rows.
+
+    Args:
+        local: of this device's rows.
+        n_shards: how many devices there are that could take different rows.
+        n_rows: how many rows there are in all; where all count alike, their number is the weight.
+        divided: whether the devices have different rows; else each has all of them.
+    """
+    copies = 1 if divided else n_shards
+    totals = jax.lax.psum(local, DATA_AXES)
+    alike = jnp.float32(n_rows)
+    return {
+        name: WeightedSum(m.total / n_shards * alike, alike)
+        if m.weight is None
+        else WeightedSum(m.total / copies, m.weight / copies)
+        for name, m in totals.items()
+    }
+
+
 def _agree(model_state: ModelState, before: ModelState) -> ModelState:
     """Averages model state that a step has changed, so that it stays the same on every device."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
-from jzero.base.types import Casts, ModelState, Params, PyTree
+from jzero.base.types import Batch, Casts, ModelState, Params, PyTree
 from jzero.config import ResolvedConfig
 from jzero.errors import ConfigError
 from jzero.sharding.placement import path_name
@@ -32,7 +32,8 @@ class Precision:
         param_dtype: dtype in which parameters that compute in 16 bits are kept between steps.
         moments: dtype of the parameters that the optimizer's state is made like, where they compute in 16 bits.
         buffers: dtype of the model's state, such as BatchNorm statistics; None leaves it as the model has it.
-        kept: patterns of names of parameters that last and compute in fp32 all the same.
+        kept: patterns of names of parameters that last and compute in fp32 all the same, and of leaves of the batch, as
+            "batch.x", that enter the loss as they are.
     """
 
     compute: DTypeLike | None
@@ -67,22 +68,38 @@ class Precision:
         """The model's state as it is kept between steps."""
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
-    def inputs(self, tree: PyTree) -> PyTree:
+    def inputs(self, batch: Batch) -> Batch:
         """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
-        return tree if self.compute is None else _cast(tree, self.compute)
+        if self.compute is None:
+            return batch
+        rounded = set(self.rounded(batch))
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x.astype(self.compute) if _batch_name(path) in rounded else x, batch
+        )
 
-    def check(self, params: Params) -> None:
-        """Refuses a pattern that fits no parameter.
+    def rounded(self, batch: Batch) -> list[str]:
+        """The names of the batch's leaves that `inputs` rounds, such as "batch.x"."""
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        names = {_batch_name(path): x.dtype for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+        if self.compute is None:
+            return []
+        wide = [name for name, dtype in names.items() if dtype != self.compute]
+        return [name for name in wide if not any(re.search(pattern, name) for pattern in self.kept)]
+
+    def check(self, params: Params, batch: Batch) -> None:
+        """Refuses a pattern that fits neither a parameter nor a leaf of the batch.
 
         Raises:
             ConfigError: with the pattern and some of the names there are.
         """
         names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        of_batch = [_batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
         for pattern in self.kept:
-            if not any(re.search(pattern, name) for name in names):
+            if not any(re.search(pattern, name) for name in (*names, *of_batch)):
+                listed = lambda names: f"{', '.join(names[:5])}{', …' * (len(names) > 5)}"
                 raise ConfigError(
-                    f"`jzero.keep_fp32`: {pattern!r} fits no parameter; "
-                    f"the model has {', '.join(names[:5])}{', …' * (len(names) > 5)}."
+                    f"`jzero.keep_fp32`: {pattern!r} fits no parameter and no leaf of the batch; "
+                    f"the model has {listed(names)}, the batch {listed(of_batch)}."
                 )
 
     def _each(
@@ -99,6 +116,10 @@ class Precision:
             return form(x, any(re.search(pattern, path_name(path)) for pattern in self.kept))
 
         return jax.tree_util.tree_map_with_path(one, params)
+
+
+def _batch_name(path: KeyPath) -> str:
+    return ".".join(filter(None, ("batch", path_name(path))))
 
 
 def _cast(tree: PyTree, dtype: DTypeLike) -> PyTree:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
@@ -18,14 +19,24 @@ from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
 from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
+from jzero.jaxpr import Program, every_equation, name_of, place_of
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
-from jzero.sharding.mesh import DATA_AXES, shard_over_data
+from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION
+from jzero.sharding.mesh import DATA_AXES, TENSOR_AXIS, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
+from jzero.zero.batches import fitting
 from jzero.zero.precision import Precision
 
 PACKAGE = str(Path(__file__).parents[1])
 """The folder of jzero's own code."""
+
+_WHOLE_MESH_ONLY = {
+    FLASH_ATTENTION: "cuDNN's attention",
+    CUSTOM_PARTITIONING: "an operation with a partitioning of its own",
+    **dict.fromkeys(CALLBACKS, "a callback to the host"),
+}
+"""Primitives that JAX only lowers where it divides every axis of the mesh itself."""
 
 Trainable = Callable[[str], bool]
 """Whether to train a parameter, by its dotted name."""
@@ -79,6 +90,8 @@ def batch_shapes(sample_batch: Batch, config: ResolvedConfig, mesh: Mesh) -> Bat
             )
         sharding = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)  # numpy's 64 bits become 32 unless JAX is told otherwise
+        if isinstance(x, np.ndarray):
+            fitting(x, dtype, f"sample_batch leaf {path_name(path) or '(the batch itself)'}")
         return jax.ShapeDtypeStruct((n_micro, total // n_micro, *x.shape[1:]), dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(reshaped, sample_batch)
@@ -128,6 +141,9 @@ def scanned_by_loops(
     """Traces the loss once, inside `shard_map` so that it may name mesh axes, to find what its loops walk along."""
     found: dict[int, frozenset[int]] = {}
 
+    def traced(params, model_state, batch, key):
+        return model.apply(dtypes.computed(params), model_state, dtypes.inputs(batch), key, True)
+
     def probe(params, model_state, batch, key):
         def loss(params, model_state, batch, key):
             return model.apply(params, model_state, batch, key, True)
@@ -136,9 +152,9 @@ def scanned_by_loops(
         return ()
 
     spec = PartitionSpec()
-    key = jax.eval_shape(jax.random.key, 0)
+    arguments = params, model_state, local_batch, jax.eval_shape(jax.random.key, 0)
     try:
-        jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+        jax.eval_shape(shard_over_data(probe, mesh, spec, spec), *arguments)
     except (TypeError, ValueError) as error:
         if dtypes.compute is None or jnp.dtype(dtypes.compute).name not in str(error):
             raise
@@ -147,7 +163,21 @@ def scanned_by_loops(
             f"{str(error).splitlines()[0]} ({_place_of(error)}). Cast to float32 in front of that operation, or name "
             "the parameters in front of it in `jzero.keep_fp32`."
         ) from error
+    if mesh.shape[TENSOR_AXIS] > 1:
+        _check_left_to_compiler(jax.make_jaxpr(shard_over_data(traced, mesh, spec, spec))(*arguments), mesh)
     return found
+
+
+def _check_left_to_compiler(loss: Program, mesh: Mesh) -> None:
+    """Refuses what JAX cannot lower where the compiler divides an axis, and would fail at in its depths."""
+    for eqn, _, _ in every_equation(loss):
+        if what := _WHOLE_MESH_ONLY.get(name_of(eqn)):
+            place = f" ({where})" if (where := place_of(eqn)) else ""
+            raise ModelError(
+                f"the loss contains {what}{place}, which JAX can only take where no axis of the mesh is "
+                f"left to the compiler, and the axis `{TENSOR_AXIS}` has {mesh.shape[TENSOR_AXIS]} devices: make the "
+                "mesh with tensor=1, or do without; jzero.attention takes another path there."
+            )
 
 
 def _place_of(error: Exception) -> str:

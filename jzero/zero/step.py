@@ -5,7 +5,8 @@ over the data axes; the update runs outside it, on global arrays, so that any op
 parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -15,10 +16,12 @@ from jax.sharding import PartitionSpec as P
 from jzero.base.types import Batch, Metrics
 from jzero.offload.interface import DeferredUpdate, UpdateInputs
 from jzero.optim.apply import keep
+from jzero.sharding.batch_wide import every_device_alike
 from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.trees import join, split
-from jzero.zero.grads import GradOutputs, averages_of, differentiable_loss, sharded_grads
+from jzero.zero.grads import GradOutputs, WeightedSum, differentiable_loss, eval_sums, sharded_grads
 from jzero.zero.loss_scale import skipped_share, update_loss_scale
+from jzero.zero.micro_batches import positive
 from jzero.zero.spec import StepSpec
 from jzero.zero.state import TrainState
 
@@ -92,14 +95,40 @@ def _metrics(spec: StepSpec, before: TrainState, after: TrainState, found: GradO
 def eval_step(spec: StepSpec) -> Callable[[TrainState, Batch], Metrics]:
     """Builds `evaluate(state, batch) -> metrics`, for a batch `[rows, ...]` sharded on the first dimension."""
 
+    def evaluate(state: TrainState, batch: Batch) -> Metrics:
+        return _finished([_eval_sums(spec, state, batch, divided=True)])
+
+    return evaluate
+
+
+def partial_eval_step(spec: StepSpec) -> Callable[[TrainState, Batch | None, Batch], Metrics]:
+    """Builds `evaluate(state, batch, rest) -> metrics`, where every device holds the rows of `rest`.
+
+    Means over rows count by the number of rows, so that the result is that of all of them on one device.
+    """
+
+    def evaluate(state: TrainState, batch: Batch | None, rest: Batch) -> Metrics:
+        parts = [] if batch is None else [_eval_sums(spec, state, batch, divided=True)]
+        return _finished([*parts, _eval_sums(spec, state, rest, divided=False)])
+
+    return evaluate
+
+
+def _eval_sums(spec: StepSpec, state: TrainState, batch: Batch, *, divided: bool) -> dict[str, WeightedSum]:
+    """Totals and weights over some rows; those of a plain mean weigh as many as there are rows."""
+    n_rows = jax.tree.leaves(batch)[0].shape[0]
+
     def local(params, model_state, batch, key):
         params = spec.offload.fetched(params)
         params, apply = differentiable_loss(spec, params, params, train=False)
-        outcome = apply(params, model_state, spec.precision.inputs(batch), jax.random.wrap_key_data(key))
-        return averages_of({"loss": outcome.loss, **outcome.metrics}, n_data_shards(spec.mesh))
+        with nullcontext() if divided else every_device_alike():
+            outcome = apply(params, model_state, spec.precision.inputs(batch), jax.random.wrap_key_data(key))
+        return eval_sums({"loss": outcome.loss, **outcome.metrics}, n_data_shards(spec.mesh), n_rows, divided=divided)
 
-    def evaluate(state: TrainState, batch: Batch) -> Metrics:
-        sharded = shard_over_data(local, spec.mesh, (spec.specs, P(), P(DATA_AXES), P()), P())
-        return sharded(state.params, state.model_state, batch, state.rng)
+    in_specs = (spec.specs, P(), P(DATA_AXES) if divided else P(), P())
+    return shard_over_data(local, spec.mesh, in_specs, P())(state.params, state.model_state, batch, state.rng)
 
-    return evaluate
+
+def _finished(parts: Sequence[dict[str, WeightedSum]]) -> Metrics:
+    sums = parts[0] if len(parts) == 1 else jax.tree.map(jnp.add, *parts)
+    return {name: total / positive(weight) for name, (total, weight) in sums.items()}

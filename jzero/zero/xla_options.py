@@ -19,6 +19,14 @@ COMBINE_UP_TO_BYTES = 32 * 2**20
 """Collectives of less data than this are merged into one: below it latency costs more than the bytes do."""
 
 
+PATIENCE = {
+    "xla_gpu_executable_terminate_timeout_seconds": 300,
+    "xla_gpu_first_collective_call_terminate_timeout_seconds": 300,
+}
+"""How long the GPUs of a process wait for each other before XLA ends it. Its own 30 and 40 s are passed where one of
+them autotunes longer, reads its kernels from a slow disk, or shares its host with others."""
+
+
 GATHER_UP_TO_BYTES = 512 * 2**20
 """The same for gathers at use that overlap with compute. Barriers in the program already say which of them start
 together, so that merging never makes one start earlier; few large ones need fewer products to run beside."""
@@ -38,7 +46,8 @@ def compiler_options(mesh: Mesh, config: ResolvedConfig, precision: Precision, l
     """
     if platform(mesh) not in ("gpu", "cuda"):
         return {}
-    return _combining(mesh, config, precision, layer_size) | overlap_options(config.zero_optimization.overlaps_comm)
+    overlap = overlap_options(config.zero_optimization.overlaps_comm)
+    return _combining(mesh, config, precision, layer_size) | overlap | PATIENCE
 
 
 def _combining(mesh: Mesh, config: ResolvedConfig, precision: Precision, layer_size: int) -> dict[str, int]:

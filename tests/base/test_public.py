@@ -13,17 +13,17 @@ import jzero
 
 PUBLIC = {
     "jzero": """BatchError CheckpointError Checkpoints Config ConfigError DamagedCheckpointError Engine Functional
-        JzeroError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState attention
-        attention_with_lse cross_entropy functional initialize initialize_from_environment make_mesh plan remat
-        simulate_devices""",
+        JzeroError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState all_gather
+        attention attention_with_lse axis_index cross_entropy functional initialize initialize_from_environment
+        make_mesh plan psum remat simulate_devices""",
     "jzero.checkpoint": "Checkpoints Saving Selection load load_newest read_header save",
     "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments
         apply_overrides load_run""",
     "jzero.doctor": "Finding Level Machine examine this_machine",
     "jzero.gather": "Limits gather_at_use scanned_dims",
     "jzero.jaxpr": """Equation JAX_VERSION Program Subprogram Variable bind called_program equation_key
-        equations evaluate every_equation inner_jaxprs interpret name_of overlap_options parts restrict
-        run_replacing scan_arity subprogram trace""",
+        equations evaluate every_equation inner_jaxprs interpret name_of overlap_options parts place_of
+        restrict run_replacing scan_arity subprogram trace""",
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
         SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",

@@ -8,25 +8,38 @@ import sys
 from tests.benchmarks import BENCHMARKS
 
 
-def run(script, *flags):
+def run(script, *flags, ok=True):
     command = [sys.executable, str(BENCHMARKS / script), "--json", *flags]
     environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}  # jzero need not be installed
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert (done.returncode == 0) == ok, done.stderr
+    return json.loads(done.stdout) if ok else done.stderr
 
 
 def test_gpu_real_without_a_gpu():
-    results = run("gpu_real.py", "--programs=plain,stage 3")
+    results = run("gpu_real.py", "--quick", "--programs=plain,stage 3")
     assert results["device_kind"] == "cpu"
     assert results["predicted_for"] is None
-    assert list(results["programs"]) == ["plain", "stage 3"]
-    assert all(len(seconds) == results["sizes"]["rounds"] for seconds in results["seconds"].values())
-    for program in results["programs"].values():
-        assert program["tokens_per_second"] > 0
+    steps = results["steps"]
+    assert list(steps["programs"]) == list(steps["seconds"]) == ["plain", "stage 3"]
+    assert all(len(seconds) == results["sizes"]["rounds"] for seconds in steps["seconds"].values())
+    assert all(program["tokens_per_second"] > 0 == bool(program["mfu"]) for program in steps["programs"].values())
+    assert steps["programs"]["plain"]["ratio_to_plain"] == 1
+    for program in results["memory"].values():
         assert program["measured_peak"] is None  # CPUs do not tell
         assert program["planned_peak"] > 4 * 3 * 2 * 12 * 128**2  # blocks and two moments in fp32
-    assert results["programs"]["plain"]["ratio_to_plain"] == 1
+    moments = 4 * 2 * 2 * 12 * 128**2
+    assert results["host"]["offload"]["bytes_over_pcie"] > 2 * moments  # there and back
+    assert set(results["host"]["offload"]["milliseconds"]) == {"devices", "host"}
+    assert results["checkpoint"]["seconds"]["synchronous"] > 0
+    for row in results["attention"].values():
+        assert "runs on GPUs" in row.pop("cudnn")["refused"]
+        errors = [one[what] for one in row.values() if "refused" not in one for what in ("value", "dq", "dk", "dv")]
+        assert 0 < max(errors) < 2e-2  # bf16
+
+
+def test_gpu_real_says_what_it_had_no_time_for():
+    assert "0.001 s of --limit" in run("gpu_real.py", "--quick", "--parts=steps", "--limit=0.001", ok=False)
 
 
 def test_gpu_program_of_a_model_with_constrained_weights():

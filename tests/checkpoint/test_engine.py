@@ -86,7 +86,7 @@ def test_adapters_alone(trained, fresh, tmp_path):
     assert equal(after.params["body"], before.params["body"])
 
 
-def test_a_changed_head(trained):
+def test_a_changed_head(trained, caplog):
     engine = build(1, STEPS[0], model=lambda rngs: Net(rngs, 3), loss_fn=loss_fn, n_devices=2)
     before = host(engine.params)
     with pytest.raises(
@@ -99,6 +99,17 @@ def test_a_changed_head(trained):
     after = host(engine.params)
     assert equal(after["head"], before["head"])
     assert equal(after["body"], host(trained[0].params)["body"])
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 'keep their present values, as changed="keep" says (params/head/bias is float32[8] there' in said
+
+
+def test_a_head_that_grows_keeps_its_columns(trained, caplog):
+    engine = build(3, STEPS[0], model=lambda rngs: Net(rngs, 11), loss_fn=loss_fn, n_devices=2)
+    before, old = host(engine.params), host(trained[0].params)["head"]["kernel"]
+    engine.load_checkpoint(trained[1], only="params/*", grow="pad")
+    after = host(engine.params)
+    assert equal(after["head"]["kernel"], np.concatenate([old, before["head"]["kernel"][:, 8:]], axis=1))
+    assert 'as grow="pad" says (params/head/bias is float32[8] there and float32[11] here' in caplog.text
 
 
 def test_what_is_saved_can_be_read_without_loading(trained):
@@ -180,7 +191,7 @@ def test_the_models_that_jzero_ships_have_both_forms(model):
         return {name: Leaf(x.shape, str(x.dtype)) for name, x in by_name({"params": params}).items()}
 
     for there, here in ((False, True), (True, False)):
-        sources = match("c", leaves(there), leaves(here), Selection(layers=LAYER_FORMS))
+        sources = match("c", leaves(there), leaves(here), Selection(layers=LAYER_FORMS)).sources
         assert sources.keys() == leaves(here).keys()
         assert any(source.stacked or source.index is not None for source in sources.values())
 

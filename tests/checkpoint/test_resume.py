@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import time
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +16,6 @@ from jzero.config import load_run
 from jzero.errors import CheckpointError, ConfigError
 from jzero.sharding.mesh import make_mesh
 from jzero.train.data import load_corpus
-from jzero.train.resume import Start, load_start
 from jzero.train.trainer import Run, prepare, train
 
 WHEN = ("training_arguments.max_steps", "training_arguments.save")
@@ -92,7 +90,13 @@ def test_auto_starts_anew_goes_on_and_passes_damage_over(prepared, whole, tmp_pa
 def test_checkpoints_are_kept_as_asked(whole):
     assert [step for step, _ in place.complete_in(whole)] == [4, 6]
     _, header = read_header(whole)
-    assert header.metadata["extra"] == {"next_batch": 6, "rows": 8, "model": RUN["model"]}
+    extra = header.metadata["extra"]
+    assert extra.pop("run") == json.loads((whole / "jzero-run.json").read_text())["run"]
+    assert len(extra.pop("text")) == 33
+    assert extra == {
+        **{"next_batch": 6, "rows": 8, "seq_len": 8, "seed": 42, "n_steps": 6, "learning_rate": 0.0},
+        "model": RUN["model"],
+    }
 
 
 def test_a_folder_stands_for_its_newest_and_an_empty_one_for_none(prepared, whole, tmp_path):
@@ -116,15 +120,34 @@ def test_a_run_goes_on_with_other_devices_and_scanned_layers(prepared, whole, tm
     assert losses(tmp_path) == pytest.approx(after, rel=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "next_batch"), [(8, 6), (16, 3), (4, 12), (10, 4)])
-def test_a_batch_of_another_size_goes_on_at_the_same_text(whole, rows, next_batch):
-    def load_checkpoint(path, **options):
-        return read_header(path)[1].metadata["extra"]
+def test_every_line_of_the_metrics_and_every_checkpoint_name_the_run(prepared, whole, tmp_path):
+    train(prepared(tmp_path, "training_arguments.max_steps=2"))
+    train(prepared(tmp_path), resume="auto")
+    (run,) = {json.loads(line)["run"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()}
+    names = {path.name: read_header(path)[1].metadata["extra"]["run"] for _, path in place.complete_in(tmp_path)}
+    assert names == dict.fromkeys(("checkpoint-2", "checkpoint-4", "checkpoint-6"), run)
+    assert run != read_header(whole)[1].metadata["extra"]["run"]
 
-    engine = SimpleNamespace(
-        load_checkpoint=load_checkpoint, config=SimpleNamespace(train_batch_size=rows), state=SimpleNamespace(step=6)
-    )
-    assert load_start(engine, whole, whole, print) == Start(6, next_batch, whole)  # six batches of 8 were taken
+
+def test_a_new_run_where_another_one_is_must_be_told_to_overwrite(prepared, tmp_path):
+    train(prepared(tmp_path))
+    before = read_header(tmp_path)[1].metadata["extra"]["run"]
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of another run \(checkpoint-2, .*checkpoint-6\)"):
+        train(prepared(tmp_path, "training_arguments.max_steps=2"))
+    assert [step for step, _ in place.complete_in(tmp_path)] == [2, 4, 6]
+    assert list(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
+    shown = console()
+    train(prepared(tmp_path, "training_arguments.max_steps=2"), overwrite=True, console=shown)
+    assert [step for step, _ in place.complete_in(tmp_path)] == [2]
+    assert read_header(tmp_path)[1].metadata["extra"]["run"] != before
+    assert any(line.startswith("Removed what an earlier run left in ") for line in said(shown))
+
+
+def test_another_length_is_said_with_both_learning_rates(prepared, whole, tmp_path):
+    shown = console()
+    train(prepared(tmp_path, "training_arguments.max_steps=5"), resume=whole / "checkpoint-4", console=shown)
+    words = "The run has 5 steps (training_arguments.max_steps) and had 6: the next step has the learning rate "
+    assert any(line.startswith(words) for line in said(shown))
 
 
 def test_a_schedulers_sigterm_stops_and_saves(prepared, whole, tmp_path):

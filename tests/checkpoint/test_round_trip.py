@@ -50,6 +50,21 @@ def test_a_state_in_host_memory_is_saved_like_any_other(saved, tmp_path):
     assert leaves[0] == leaves[1]
 
 
+@pytest.mark.parametrize(("n_devices", "kind"), [(8, None), (2, "pinned_host")])
+def test_longer_leaves_keep_what_lies_beyond_the_saved_part(saved, n_devices, kind):
+    longer = make_state(2, n_devices, rows=48, kind=kind)
+    before = jax.tree.map(np.asarray, longer)
+    loaded, _ = checkpoint.load(saved, longer, selection=checkpoint.Selection(grow="pad"), donate=True)
+    assert_same(loaded["params"]["layers"], make_state(1, n_devices, kind=kind)["params"]["layers"])
+    for part, old, new in (
+        (loaded["params"], make_state(1)["params"], before["params"]),
+        (loaded["opt_state"].mu, make_state(1)["opt_state"].mu, before["opt_state"].mu),
+    ):
+        expected = np.concatenate([np.asarray(old["embedding"]), new["embedding"][16:]])
+        np.testing.assert_array_equal(part["embedding"], expected)
+        assert part["embedding"].sharding == longer["params"]["embedding"].sharding
+
+
 def test_memory_may_be_reused_at_once(tmp_path):
     state, expected = make_state(3), make_state(3)
     change = jax.jit(lambda s: jax.tree.map(lambda x: ~x if x.dtype == bool else -x - 1, s), donate_argnums=0)

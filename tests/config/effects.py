@@ -119,6 +119,9 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_the_newest_stay_and_those_kept_for_their_step": "jzero.checkpoint.keep_every",
         "test_a_save_is_due_by_the_clock": "jzero.checkpoint.save_minutes",
     },
+    "tests/train/test_compile_cache.py": {
+        "test_cpus_keep_theirs_if_asked": "jzero.compile_cache",
+    },
     "tests/flax/test_rematerialise.py": {
         "test_parameters_travel_as_with_the_model_s_own_option": "jzero.remat.modules",
         "test_only_the_input_of_each_block_goes_to_host_memory": """

@@ -52,3 +52,13 @@ def test_the_command_shows_it_and_fails_where_something_is_wrong(monkeypatch):
     assert [f["advice"] for f in found["findings"] if f["level"] == "wrong"] == [
         "The environment has RANK=3 and WORLD_SIZE=2; ranks count from 0."
     ]
+
+
+def test_settings_are_shown_with_what_is_set_now(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_nccl_termination_timeout_seconds=7")
+    shown = CliRunner().invoke(app, ["doctor", "--settings"])
+    assert shown.exit_code == 0
+    assert "xla_gpu_nccl_termination_timeout_seconds: 1800  now 7" in shown.stdout
+    rows = json.loads(CliRunner().invoke(app, ["doctor", "--settings", "--json"]).stdout)["settings"]
+    assert {row["by"] for row in rows} == {"jzero", "you", "leave"}
+    assert [row["present"] for row in rows if row["name"] == "xla_gpu_nccl_termination_timeout_seconds"] == ["7"]

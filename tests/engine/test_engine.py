@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
+import jzero
 from jzero.errors import BatchError, ConfigError, ModelError
 from tests.helpers import assert_equal_runs, batches, build, host, mesh_of, restart, squared_error, train, train_alone
 
@@ -142,8 +143,17 @@ def test_what_the_loss_returns_is_reported_averaged_over_the_batch():
             r"batch leaf x has shape \(40, 129\); expected \(48, 129\): train_batch_size 48, as in the sample",
         ),
         ({**STEPS[0], "y": STEPS[0]["y"][:, :3]}, r"batch leaf y has shape \(48, 3\); expected \(48, 8\)"),
-        ({"x": STEPS[0]["x"]}, r"the batch has the structure .*; the sample had"),
-        (STEPS[0]["x"], "the batch has the structure"),
+        ({"x": STEPS[0]["x"]}, "batch lacks y; its leaves must be those of the sample"),
+        ({**STEPS[0], "t": 3.0}, "batch has t as well"),
+        (STEPS[0]["x"], r"batch lacks x, y and has \(the batch itself\) as well"),
+        ({**STEPS[0], "y": list(STEPS[0]["y"])}, r"batch lacks y and has y\.0, y\.1, .*, … as well"),
+        ({**STEPS[0], "x": STEPS[0]["x"] > 0}, "batch leaf x is bool; the sample had float32"),
+        ({**STEPS[0], "x": STEPS[0]["x"].astype(np.int64)}, "batch leaf x is int64; the sample had float32"),
+        ({**STEPS[0], "x": STEPS[0]["x"].astype(str)}, "batch leaf x holds <U32, which is no number"),
+        (
+            {**STEPS[0], "x": STEPS[0]["x"].astype(np.float64) * 1e300},
+            "which is infinite in float32",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_a_sentence(scheduled, batch, message):
@@ -151,17 +161,60 @@ def test_a_batch_that_does_not_fit_is_a_sentence(scheduled, batch, message):
         scheduled.train_batch(batch)
 
 
-def test_evaluation_takes_any_number_of_rows_that_the_shards_divide(scheduled):
-    batch = batches(1, 16)[0]
-    whole = float(scheduled.eval_batch(batch)["loss"])
-    halves = [float(scheduled.eval_batch(jax.tree.map(lambda x, i=i: x[i : i + 8], batch))["loss"]) for i in (0, 8)]
-    assert whole == pytest.approx(np.mean(halves), rel=1e-5)
-    for rows, message in [
-        (12, r"leaf x has shape \(12, 129\); its leading dimension must be a multiple of the 8"),
-        (0, "0"),
-    ]:
-        with pytest.raises(BatchError, match=message):
-            scheduled.eval_batch(jax.tree.map(lambda x, n=rows: x[:n], batch))
+def weighted(model, batch):
+    errors = ((model(batch["x"]) - batch["y"]) ** 2).mean(-1)
+    weight = jnp.abs(batch["x"][:, 0])
+    return jzero.Mean((errors * weight).sum(), weight.sum()), {"plain": jzero.Mean(errors.mean())}
+
+
+@pytest.fixture(scope="module")
+def weighted_on():
+    """The same parameters on eight devices at stage 3, and on one."""
+    many = build(3, STEPS[0], loss_fn=weighted)
+    return many, build(0, STEPS[0], loss_fn=weighted, params=host(many.params), n_devices=1)
+
+
+@pytest.mark.parametrize("rows", [16, 13, 1])
+def test_evaluation_takes_any_number_of_rows(weighted_on, rows):
+    many, one = (engine.eval_batch(batches(1, rows)[0]) for engine in weighted_on)
+    assert {name: float(value) for name, value in many.items()} == pytest.approx(
+        {name: float(value) for name, value in one.items()}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: jax.tree.map(lambda x: x[:0], b), r"leaf x has shape \(0, 129\); it needs one row or more"),
+        (lambda b: {**b, "y": b["y"][:8]}, "leaf y has 8 rows, but x has 48"),
+        (lambda b: {**b, "y": b["y"][:, 0]}, r"leaf y has shape \(48,\); in the sample it had 2 dimensions"),
+        (lambda b: {"x": b["x"]}, "eval_batch lacks y"),
+        (lambda b: {**b, "x": b["x"].astype(np.int32)}, "eval_batch leaf x is int32; the sample had float32"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_a_sentence(scheduled, change, message):
+    with pytest.raises(BatchError, match=message):
+        scheduled.eval_batch(change(STEPS[0]))
+
+
+def test_whole_numbers_that_32_bits_cannot_hold_are_refused():
+    def loss(model, batch):
+        return (model(batch["x"]) ** 2).mean() * 0 + batch["id"].astype(jnp.float32).mean()
+
+    sample = {"x": np.ones((8, 4), np.float32), "id": np.arange(8, dtype=np.int64)}
+    wide = {**sample, "id": sample["id"] + 2**31}
+    make = lambda sample: jzero.initialize(
+        model=lambda rngs: nnx.Linear(4, 4, rngs=rngs),
+        loss_fn=loss,
+        config={"train_batch_size": 8, "optimizer": {"type": "AdamW"}},
+        sample_batch=sample,
+    )
+    engine = make(sample)
+    for part in (np.int64, np.int32, np.uint16):  # what 32 bits hold is the same number
+        assert float(engine.train_batch({**sample, "id": sample["id"].astype(part)})["loss"]) == 3.5
+    for take in (engine.train_batch, engine.eval_batch, make):
+        with pytest.raises(BatchError, match=r"leaf id holds 2147483648, which int32 cannot hold"):
+            take(wide)
 
 
 def test_given_parameters_start_the_run_whatever_their_dtype_and_the_type_of_their_keys():

@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 
 import jzero
+from jzero import models
 from jzero.plan import compile_step, estimate_step
 
 HEADS, WIDTH, TOKENS, VOCAB, D, LAYERS = 24, 64, 2048, 1024, 512, 4
@@ -136,3 +137,25 @@ def test_what_cudnn_takes_is_asked_of_the_gpu_that_the_program_is_for():
         for gpu in ("h100-80g", "a100-80g")
     ]
     assert ["__cudnn$fmha" in text for text in texts] == [True, False]
+
+
+def test_llama_2_7b_fits_as_it_is_and_the_closed_form_knows():
+    model = models.build({"size": "llama-2-7b"})
+    case = {
+        "model": model.factory,
+        "loss_fn": model.loss_fn,
+        "config": {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW"},
+            "zero_optimization": {"stage": 3},
+        },
+        "sample_batch": model.batch(8, 4096),
+    }
+    program = compile_step(**case, gpu="a100-80g", n_gpus=8)
+    estimate = estimate_step(**case, gpu="a100-80g", n_gpus=8)
+    assert "__cudnn$fmhaSoftmaxBackward" in program.hlo_text
+    # 16 arrays of the width in 16 bits a layer, as a hand count has it, and what the head and the embedding take.
+    layer = 2 * 4096 * (8 * 4096 + 3 * 11008)
+    assert 32 * layer < estimate.activations < 1.3 * 32 * layer
+    assert estimate.peak == pytest.approx(program.memory.peak, rel=0.15)

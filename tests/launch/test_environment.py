@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jzero.errors import ConfigError
-from jzero.launch import initialize_from_environment
+from jzero.launch import environment, initialize_from_environment
 
 SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
@@ -45,6 +45,24 @@ def test_processes_that_share_a_machine_take_one_device_each(calls, local_size):
     initialize_from_environment({**SECOND_OF_TWO, "LOCAL_RANK": "1", local_size: "2"})
     initialize_from_environment({**SECOND_OF_TWO, "LOCAL_RANK": "0", local_size: "1"})
     assert [options["local_device_ids"] for _, options in calls] == [1, None]
+
+
+def test_a_process_that_waits_for_long_says_for_what(calls, monkeypatch, capsys):
+    class Impatient(environment.threading.Thread):
+        """A timer that does not wait."""
+
+        def __init__(self, seconds, say):
+            super().__init__(target=say)
+
+        def cancel(self):
+            self.join()
+
+    monkeypatch.setattr(environment.threading, "Timer", Impatient)
+    initialize_from_environment(SECOND_OF_TWO)
+    assert capsys.readouterr().err == (
+        "Still waiting for 2 processes in all at node1:29500; each of them must be started, with the same WORLD_SIZE, "
+        "MASTER_ADDR and MASTER_PORT, and a RANK of its own (here 1).\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])

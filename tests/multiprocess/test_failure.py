@@ -36,7 +36,52 @@ def test_bad_input_of_all_processes_ends_them_in_order():
 
 def test_processes_that_were_started_differently_are_refused():
     with Processes([str(Path(__file__).with_name("disagreeing_worker.py"))]) as processes:
+        ended = processes.succeed(TIMEOUT)
+    batches = 'sample_batch.itself is "float32[8,4]" on process 1 and "float32[4,4]" on process 0'
+    expected = [
+        f"seed is 1 on process 1 and 0 on process 0; {batches}.",
+        'config.zero_optimization.stage is "auto" on process 1 and 1 on process 0.',
+        'the shape of params/bias is "[2]" on process 1 and "[1]" on process 0; ',
+        'the shape of opt_state/0/count is "[]" on process 1 and not given on process 0; ',
+        'trainable.bias is "False" on process 1 and "True" on process 0.',
+        "the checksum of params.kernel is 3899135062 on process 1 and 3971697493 on process 0.",
+    ]
+    for end in ended:
+        said = end.stdout.splitlines()
+        assert len(said) == len(expected), report(ended)
+        for sentence, words in zip(said, expected, strict=True):
+            assert sentence.startswith(f"The processes were started differently: {words}"), report(ended)
+
+
+def test_processes_compare_what_they_were_given_before_their_first_collective():
+    with Processes([str(Path(__file__).with_name("agreeing_worker.py"))], n=3) as processes:
+        ended = processes.wait(TIMEOUT)
+    start, end = (
+        "The processes were started differently: ",
+        ". Start all of them with the same command, files and versions.",
+    )
+    told = [
+        "agreed",
+        f"{start}training_arguments.save_steps is 5 on process 1 and 9 on processes 0 and 2{end}",
+        f"{start}seed is 2 on process 2, 1 on process 1 and 0 on process 0{end}",
+        f"{start}only here is true on process 0 and not given on processes 1 and 2{end}",
+    ]
+    failed = "Process 1 has failed: no such file"
+    assert [process.returncode for process in ended] == [2, 2, 2], report(ended)
+    assert [process.stdout.splitlines() for process in ended] == [[*told, failed], told, [*told, failed]], report(ended)
+
+
+def test_ranks_of_one_command_that_differ_end_at_once_with_the_cause(tmp_path):
+    script = """if True:
+        import os, sys
+        from jzero.cli.program import app
+        app([*sys.argv[1:], f"training_arguments.save_steps={5 + int(os.environ['RANK'])}"])
+    """
+    out = f"training_arguments.output_dir={tmp_path}"
+    with Processes(["-c", script, "train", "configs/tiny.json", out, "--devices=1"]) as processes:
         ended = processes.wait(TIMEOUT)
     for end in ended:
-        assert end.returncode != 0, report(ended)
-        assert "process 1 has another configuration or seed than process 0" in end.stderr, report(ended)
+        assert end.returncode == 2, report(ended)
+        says = "training_arguments.save_steps is 6 on process 1 and 5 on process 0."
+        assert f"error: The processes were started differently: {says}" in end.stderr, report(ended)
+    assert not list(tmp_path.iterdir())

@@ -129,10 +129,10 @@ def test_the_deepspeed_part_says_what_is_shown_and_written(make_run, tmp_path):
     deepspeed |= {"fp16": {"enabled": True, "initial_scale_power": 40}}  # so that steps are skipped
     run = make_run(f"deepspeed={json.dumps(deepspeed)}", "training_arguments.eval_steps=100")
 
-    def printed(run: Run) -> tuple[list[int], str]:
+    def printed(run: Run, **options: bool) -> tuple[list[int], str]:
         console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None)
         describe(run, console)
-        train(run, console=console)
+        train(run, console=console, **options)
         text = console.file.getvalue()  # type: ignore[attr-defined]
         return [int(step) for step in re.findall(r"^step +(\d+)  loss", text, re.MULTILINE)], text
 
@@ -147,7 +147,9 @@ def test_the_deepspeed_part_says_what_is_shown_and_written(make_run, tmp_path):
     assert len(list((tmp_path / "out/tensorboard/job").iterdir())) == 1
     arguments = run.config.training_arguments.model_copy(update={"logging_steps": 3})
     arguments.model_fields_set.add("logging_steps")
-    assert printed(replace(run, config=run.config.model_copy(update={"training_arguments": arguments})))[0] == [3, 6]
+    assert printed(
+        replace(run, config=run.config.model_copy(update={"training_arguments": arguments})), overwrite=True
+    )[0] == [3, 6]
 
 
 @pytest.mark.parametrize(

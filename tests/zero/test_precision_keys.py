@@ -248,7 +248,7 @@ def test_kept_parameters_enter_the_loss_in_fp32():
 
 def test_a_pattern_that_fits_nothing_or_is_none_is_refused():
     sections = {"jzero": {"keep_fp32": ["norm", "rotary"]}}
-    message = r"`jzero.keep_fp32`: 'rotary' fits no parameter; the model has norm, w\."
+    message = r"`jzero.keep_fp32`: 'rotary' fits no parameter and no leaf of the batch; the model has norm, w, the ba"
     with pytest.raises(ConfigError, match=message):
         build(1, sized(0), model=Weights, loss_fn=pull, sections=sections)
     with pytest.raises(ConfigError, match=r"`jzero.keep_fp32` holds '\(', which is no regular expression"):
@@ -267,3 +267,19 @@ def test_floating_inputs_are_cast_whether_or_not_auto_cast_says_so(auto_cast):
     engine = build(1, sized(0), model=Weights, loss_fn=loss, sections={"fp16": fp16})
     assert seen["size"] == jnp.float16
     assert any(note.startswith("`fp16.auto_cast` has no effect") for note in engine.config.notes) is auto_cast
+
+
+def test_a_leaf_of_the_batch_that_is_named_enters_the_loss_as_it_is(caplog):
+    def loss(model, batch):
+        return pull(model, batch) * 0 + jnp.abs(batch["time"]).astype(jnp.float32).mean(), {
+            name: jnp.float32(jnp.finfo(x.dtype).bits) for name, x in batch.items()
+        }
+
+    caplog.set_level("INFO", "jzero")
+    batch = {"time": np.full(16, 999.0, np.float32), "size": np.ones(16, np.float32)}
+    sections = {"bf16": {"enabled": True}, "jzero": {"keep_fp32": [r"^batch\.time$"]}}
+    kept = build(3, batch, model=Weights, loss_fn=loss, sections=sections).train_batch(batch)
+    assert (float(kept["loss"]), float(kept["time"]), float(kept["size"])) == (999.0, 32, 16)
+    assert "batch.size enters the loss in bf16; `jzero.keep_fp32` keeps what it names" in caplog.text
+    rounded = build(3, batch, model=Weights, loss_fn=loss, sections={"bf16": {"enabled": True}}).train_batch(batch)
+    assert (float(rounded["loss"]), float(rounded["time"])) == (1000.0, 16)

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from pydantic import BaseModel
@@ -34,6 +35,9 @@ SMALL_FILE_BYTES = 2**20
 
 _MOST_BYTES = 2**28
 """How long the file may be: some millions of leaves and files."""
+
+_AGE_BYTES = 96
+"""A header begins with what `age` reads, and that is shorter."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,26 @@ class Header:
         leaves: every array by its path, such as `params/layers/0/kernel`.
         files: size in bytes and CRC-32 (None for a large file) of every other file, by its path in the folder.
         metadata: what was saved with the arrays: anything JSON can hold.
+        order: larger than that of every checkpoint that lay beside it when it was made; 0 if an older version made it.
     """
 
     leaves: Mapping[str, Leaf]
     files: Mapping[str, tuple[int, int | None]]
     metadata: Mapping[str, Json]
+    order: int = 0
+
+
+class Age(NamedTuple):
+    """What decides which of two checkpoints is newer, the first number first.
+
+    Attributes:
+        order: see `Header`.
+        saved_at: when it was completed, in seconds since the epoch. Clocks differ, so this counts only between those
+            that an older version made.
+    """
+
+    order: int
+    saved_at: float
 
 
 def is_complete(folder: Path) -> bool:
@@ -91,9 +110,10 @@ def write(folder: Path, header: Header) -> None:
         "leaves": {name: [list(leaf.shape), leaf.dtype, leaf.checksum] for name, leaf in header.leaves.items()},
         "files": {name: list(facts) for name, facts in header.files.items()},
         "metadata": header.metadata,
+        "order": header.order,
     }
     content = parse_json(json.dumps(content), dict[str, Json])  # with keys that are no text as they come back
-    text = json.dumps({"saved_at": time.time(), "crc32": _crc(content), "content": content})
+    text = json.dumps({"saved_at": time.time(), "order": header.order, "crc32": _crc(content), "content": content})
     unnamed = folder / f".{FILE}"
     with unnamed.open("w") as file:
         file.write(text)
@@ -115,14 +135,14 @@ def check_metadata(metadata: Json) -> None:
         raise ValueError(why(error)) from None
 
 
-def saved_at(folder: Path) -> float:
-    """When a checkpoint was completed, in seconds since the epoch; 0 if its header is damaged."""
+def age(folder: Path) -> Age | None:
+    """How old a complete checkpoint is, from the first bytes of its header; None if these are damaged."""
     try:
         with open_file(folder / FILE) as file:
-            found = re.match(rb'{"saved_at": ([0-9]+(?:\.[0-9]+)?)', file.read(64))
+            found = re.match(rb'{"saved_at": ([0-9]+\.?[0-9]*)(?:, "order": ([0-9]+))?, ', file.read(_AGE_BYTES))
     except (OSError, ValueError):
-        return 0.0
-    return float(found[1]) if found else 0.0
+        return None
+    return Age(int(found[2] or 0), float(found[1])) if found else None
 
 
 def read(folder: Path) -> Header:
@@ -152,6 +172,7 @@ class _Document(BaseModel):
 
     crc32: Whole
     content: dict[Text, Json]
+    order: Whole | None = None
 
 
 class _Content(BaseModel):
@@ -160,6 +181,7 @@ class _Content(BaseModel):
     leaves: dict[Text, tuple[list[Whole], Text, Text]]
     files: dict[Text, tuple[Whole, Whole | None]]
     metadata: dict[Text, Json]
+    order: Whole = 0
 
 
 def _parse(file: Path) -> Header:
@@ -168,6 +190,8 @@ def _parse(file: Path) -> Header:
         raise _AnotherFormat(number)
     if document.crc32 != _crc(document.content):
         raise ValueError("its content does not have its checksum")
+    if document.order != document.content.get("order"):
+        raise ValueError("its order does not have its checksum")
     content = in_form(document.content, _Content)
     leaves = {name: Leaf(tuple(shape), dtype, checksum) for name, (shape, dtype, checksum) in content.leaves.items()}
     for name, leaf in leaves.items():
@@ -181,7 +205,7 @@ def _parse(file: Path) -> Header:
         inside(file.parent, name)
         if crc is not None and size > SMALL_FILE_BYTES:
             raise ValueError(f"{name} has {size} bytes, too many for a checksum in the header")
-    return Header(leaves, content.files, content.metadata)
+    return Header(leaves, content.files, content.metadata, content.order)
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, int | None]]:

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import jax
 
 from jzero.base.types import Json
+from jzero.checkpoint.format import header
 from jzero.checkpoint.run.lock import FolderLock
 from jzero.checkpoint.run.place import complete_in, make_folder, remove, tidy
 from jzero.checkpoint.run.processes import on_first_process
@@ -38,7 +39,8 @@ class Checkpoints:
     Args:
         engine: whose state is saved.
         folder: is made if it is not there; one run at a time may have it.
-        max_to_keep: how many checkpoints stay, the newest ones; all by default.
+        max_to_keep: how many checkpoints stay, the newest ones, by the order in which they were made; all by default.
+            One whose header is damaged is not counted and stays.
         keep_every: checkpoints whose step is a multiple of this stay in any case.
         save_minutes: a save is due when so many minutes have passed since the last one began.
         report: called with one sentence for each failed save, on the first process.
@@ -65,6 +67,9 @@ class Checkpoints:
         self._max_to_keep, self._keep_every, self._save_minutes = max_to_keep, keep_every, save_minutes
         self._saving: Saving | None = None
         self._reported = False
+        self._saved: list[Path] = []
+        self._left_alone: frozenset[Path] = frozenset()
+        self._refused: CheckpointError | None = None
         self._began = time.monotonic()
         self._retry_at: float | None = None
         self._lock: FolderLock | None = None
@@ -79,6 +84,10 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self.folder / f"checkpoint-{step}"
+
+    def leave_alone(self, paths: Iterable[Path]) -> None:
+        """Names checkpoints in the folder that are another run's: they are neither removed nor replaced."""
+        self._left_alone = frozenset(paths)
 
     def due(self) -> bool:
         """Whether minutes have passed or a failed save is to be repeated; the first process's answer counts for all."""
@@ -96,11 +105,14 @@ class Checkpoints:
     def save(self, step: int, extra: Mapping[str, Json] | None = None) -> None:
         """Starts a save, after the one before it is finished. Failures are reported, not raised."""
         self._settle()
-        self._began, self._retry_at = time.monotonic(), None
+        self._began, self._retry_at, self._refused = time.monotonic(), None, None
         try:
+            if (path := self.path(step)) in self._left_alone:
+                raise CheckpointError(f"{path} is a checkpoint of another run; it is left alone, and none saved.")
             self._saving = self._engine.save_checkpoint(self.path(step), dict(extra or {}), wait=False)
             self._reported = False
         except CheckpointError as error:
+            self._refused = error
             self._after(error)
 
     def finish(self) -> None:
@@ -109,7 +121,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it could not be written.
         """
-        if error := self._settle():
+        if error := self._settle() or self._refused:
             raise error
 
     def close(self) -> None:
@@ -149,27 +161,41 @@ class Checkpoints:
             return
         if error is not None:
             self._report(str(error))
-        else:
+        elif self._saving is not None:
+            self._saved = [*(path for path in self._saved if path != self._saving.path), self._saving.path]
             try:
                 self._prune()
             except OSError as failure:
                 self._report(f"An old checkpoint in {self.folder} could not be removed: {failure.strerror}.")
 
     def _prune(self) -> None:
-        """Removes what is neither among the newest nor kept for its step."""
+        """Removes what is neither among the newest nor kept for its step.
+
+        Nor what this process saved last, whatever its headers say, nor one whose header is damaged: nobody knows how
+        new it is.
+        """
         if self._max_to_keep is None:
             return
-        for step, path in complete_in(self.folder)[: -self._max_to_keep]:
-            if not (self._keep_every and step % self._keep_every == 0):
+        known = [
+            (step, path)
+            for step, path in complete_in(self.folder)
+            if path not in self._left_alone and header.age(path) is not None
+        ]
+        for step, path in known[: -self._max_to_keep]:
+            own = path in self._saved[-self._max_to_keep :]
+            if not own and not (self._keep_every and step % self._keep_every == 0):
                 remove(path)
 
 
-def load_newest(folder: str | os.PathLike[str], load: Callable[[Path], T]) -> tuple[Path, T, list[str]] | None:
+def load_newest(
+    folder: str | os.PathLike[str], load: Callable[[Path], T], *, without: Sequence[Path] = ()
+) -> tuple[Path, T, list[str]] | None:
     """Loads the newest checkpoint of a folder that is complete and whole; every process must call it.
 
     Args:
         folder: a run's folder; it need not exist.
         load: loads one checkpoint, such as `engine.load_checkpoint`.
+        without: checkpoints in it that do not count, such as those of another run.
 
     Returns:
         The checkpoint, what `load` returned, and a sentence for each damaged one that was passed over; None if there is
@@ -179,7 +205,7 @@ def load_newest(folder: str | os.PathLike[str], load: Callable[[Path], T]) -> tu
         CheckpointError: the newest whole one is of another model, or all of them are damaged.
     """
     passed_over = []
-    for _, path in reversed(complete_in(Path(folder).absolute())):
+    for path in [path for _, path in reversed(complete_in(Path(folder).absolute())) if path not in without]:
         try:
             return path, load(path), passed_over
         except DamagedCheckpointError as error:

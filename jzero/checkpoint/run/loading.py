@@ -5,6 +5,7 @@ before it was saved, leaf by leaf; if something is wrong, the files at fault are
 """
 
 import functools
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +20,15 @@ from jzero.base.files import kind_of
 from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
-from jzero.checkpoint.format.leaves import by_name, narrows, true_shapes
+from jzero.checkpoint.format.leaves import by_name, in_default_memory, narrows, on_devices, true_shapes
 from jzero.checkpoint.run.place import find
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection, Source, match
 from jzero.errors import CheckpointError, DamagedCheckpointError
 
 PathLike = str | os.PathLike[str]
+
+_LOGGER = logging.getLogger("jzero")
 
 LeafToFill: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 """A leaf of the state to load into: its shape, its dtype and its sharding are what counts."""
@@ -50,6 +53,8 @@ def load(
         donate: give up the memory of the arrays that are replaced before reading, once the names, the shapes and the
             files are found to be right, so that the devices never hold two states.
 
+    Leaves that are asked for and not loaded wholly are listed in the log, at level WARNING.
+
     Returns:
         The state, and the metadata that was saved.
 
@@ -60,21 +65,25 @@ def load(
     head = header.read(folder)
     shapes, live = true_shapes(state, placements), by_name(state)
     wanted = {name: Leaf(shapes[name], str(x.dtype)) for name, x in live.items()}
-    sources = match(folder, head.leaves, wanted, selection or Selection())
+    sources, notes = match(folder, head.leaves, wanted, selection or Selection(), advise=True)
     on_first_process(lambda: check_files(folder, head))
     if donate:
-        for name in sources:
-            live[name].delete()
+        for name, source in sources.items():
+            if not source.grown:  # the others keep some of their values
+                live[name].delete()
     parts = _read_verified(folder, head, _targets(head, sources, live))
     loaded, overflows = {}, {}
     for name, source in sources.items():
         if not live[name].size:
             loaded[name] = _empty(live[name])
             continue
-        loaded[name], overflow = _assemble(source, parts, live[name])
+        loaded[name], overflow = _assemble(source, parts, live[name], head)
         overflows |= {} if overflow is None else {name: overflow}
     _check_overflows(folder, {name: live[name].dtype for name, overflow in overflows.items() if overflow})
     leaves = [loaded.get(name, x) for name, x in live.items()]
+    if jax.process_index() == 0:
+        for note in notes:
+            _LOGGER.warning("%s", note)
     return jax.tree.unflatten(jax.tree.structure(state), leaves), dict(head.metadata)
 
 
@@ -132,13 +141,17 @@ def _read_verified(folder: Path, head: Header, targets: Mapping[str, jax.ShapeDt
     return parts
 
 
-def _assemble(source: Source, parts: Mapping[str, jax.Array], to: LeafToFill) -> tuple[jax.Array, jax.Array | None]:
+def _assemble(
+    source: Source, parts: Mapping[str, jax.Array], to: LeafToFill, head: Header
+) -> tuple[jax.Array, jax.Array | None]:
     """Brings what was read into the form, the dtype and the place of the wanted leaf.
 
     Returns:
         The leaf; and bool[], whether a number was too large for its dtype, if that can be.
     """
     xs = [parts[name] for name in source.names]
+    if source.grown:
+        return _grow(xs[0], to, head.leaves[source.names[0]].shape)
     if not source.stacked and source.index is None and xs[0].dtype == to.dtype:
         return xs[0], None
     sharding = to.sharding
@@ -153,9 +166,11 @@ def _change(
     xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding
 ) -> tuple[jax.Array, jax.Array | None]:
     x = jnp.stack(xs) if stacked else xs[0] if index is None else xs[0][index]
-    y = x.astype(dtype)
-    overflow = (jnp.isfinite(x) & ~jnp.isfinite(y)).any() if narrows(x.dtype, dtype) else None
-    return jax.lax.with_sharding_constraint(y, sharding), overflow
+    return jax.lax.with_sharding_constraint(x.astype(dtype), sharding), _overflow(x, dtype)
+
+
+def _overflow(x: jax.Array, dtype: np.dtype) -> jax.Array | None:
+    return (jnp.isfinite(x) & ~jnp.isfinite(x.astype(dtype))).any() if narrows(x.dtype, dtype) else None
 
 
 def _check_overflows(folder: Path, leaves: Mapping[str, np.dtype]) -> None:
@@ -165,6 +180,25 @@ def _check_overflows(folder: Path, leaves: Mapping[str, np.dtype]) -> None:
             f"The checkpoint {folder} holds numbers that are too large for {to}, in which this run keeps its state "
             f"between steps: {_listed(list(leaves))}; keep the state in float32, or what is as wide as it was saved in."
         )
+
+
+def _grow(x: jax.Array, present: LeafToFill, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
+    """What was read, padded, in the first part of a leaf that keeps its present values beyond the saved `shape`."""
+    if not isinstance(present, jax.Array):
+        raise TypeError("what grows must be an array of a live state: it keeps some of its values")
+    to = in_default_memory(present.sharding)
+    grown, overflow = _overlay(on_devices(x), on_devices(present), shape, to)
+    return grown if grown.sharding == present.sharding else jax.device_put(grown, present.sharding), overflow
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _overlay(
+    x: jax.Array, present: jax.Array, shape: tuple[int, ...], sharding: Sharding
+) -> tuple[jax.Array, jax.Array | None]:
+    within = [jax.lax.broadcasted_iota(jnp.int32, x.shape, dim) < size for dim, size in enumerate(shape)]
+    saved = functools.reduce(jnp.logical_and, within)
+    grown = jnp.where(saved, x.astype(present.dtype), present)
+    return jax.lax.with_sharding_constraint(grown, sharding), _overflow(x, present.dtype)
 
 
 def _empty(like: LeafToFill) -> jax.Array:

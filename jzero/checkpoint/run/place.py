@@ -11,7 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
-from jzero.checkpoint.format.header import STAGED, is_complete, saved_at
+from jzero.checkpoint.format.header import STAGED, age, is_complete
 from jzero.errors import CheckpointError
 
 REMOVED = ".removed"
@@ -54,13 +54,26 @@ def find(path: str | os.PathLike[str]) -> Path:
 def complete_in(folder: Path) -> list[tuple[int, Path]]:
     """The complete checkpoints of a run's folder, named `...-STEP`, with their steps, in the order they were made.
 
-    That is not the order of steps where a new run has begun in the folder of an older one.
+    That is not the order of steps where a new run has begun in the folder of an older one, nor that of clocks, which
+    differ between machines. One whose header is damaged may be of any age: it counts as newest, so that nobody takes an
+    older one for the newest without hearing of it.
     """
+    found = _by_step(folder)
+    ages = {step: age(path) for step, path in found.items()}
+    return sorted(found.items(), key=lambda item: (ages[item[0]] is None, ages[item[0]] or (), item[0]))
+
+
+def next_order(folder: Path) -> int:
+    """What a checkpoint gets that is made in a folder: more than any other in it has."""
+    return 1 + max((known.order for path in _by_step(folder).values() if (known := age(path))), default=0)
+
+
+def _by_step(folder: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():  # a final name after a hidden one
         if (at := _NUMBERED.fullmatch(path.name)) and is_complete(path):
             found[int(at["step"])] = path
-    return sorted(found.items(), key=lambda item: (saved_at(item[1]), item[0]))
+    return found
 
 
 def make_folder(path: Path) -> None:

@@ -13,7 +13,7 @@ from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes, without_padding
 from jzero.checkpoint.run.lock import FolderLock
-from jzero.checkpoint.run.place import clear, final, make_folder, make_room, recover, staging, swap_in
+from jzero.checkpoint.run.place import clear, final, make_folder, make_room, next_order, recover, staging, swap_in
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection
 from jzero.errors import CheckpointError
@@ -127,7 +127,8 @@ def save(
             if jax.process_index() == 0:
                 texts = checksum.finish(sums) if several is None else several
                 described = {name: Leaf(shapes[name], str(x.dtype), texts.get(name, "")) for name, x in chosen.items()}
-                header.write(staging(path), Header(described, header.describe_files(staging(path)), metadata))
+                files, order = header.describe_files(staging(path)), next_order(path.parent)
+                header.write(staging(path), Header(described, files, metadata, order))
                 swap_in(path)
         except BaseException:
             leave(clear)

@@ -9,7 +9,7 @@ from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
 from jzero.config.schema.saving import Saving
-from jzero.config.schema.scalars import Positive, Texts, real
+from jzero.config.schema.scalars import Positive, TextOrFalse, Texts, real
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 
@@ -24,7 +24,8 @@ class Extensions(Section):
     keep_fp32: Texts = honoured(
         (),
         "parameters whose dotted name one of these regular expressions is found in last and compute in fp32; the model "
-        "rounds what comes of them, as jzero's own do, and Flax's norms if they are given a `dtype`",
+        "rounds what comes of them, as jzero's own do, and Flax's norms if they are given a `dtype`; leaves of "
+        'the batch, such as targets or times, are named as `"batch.t"`',
     )
     param_groups: ParamGroups = honoured(
         (),
@@ -35,6 +36,11 @@ class Extensions(Section):
     remat: Remat | None = honoured(None, "rematerialisation of modules that the model does not recompute by itself")
 
     checkpoint: Saving = honoured(Saving())
+    compile_cache: TextOrFalse | None = honoured(
+        None,
+        "the folder in which `jzero train` keeps compiled programs for its next start, or false; by default "
+        "`compile_cache` inside `output_dir` where the devices are GPUs, and none for CPUs",
+    )
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:

@@ -106,6 +106,12 @@ def _text(value: Json) -> Json:
     return value
 
 
+def _text_or_false(value: Json) -> Json:
+    if value is not False and not isinstance(value, str):
+        raise ValueError(f"must be a string or false, got {shown(value)}")
+    return AUTO if is_auto(value) else value
+
+
 def _texts(value: Json) -> Json:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"must be a list of strings, got {shown(value)}")
@@ -158,6 +164,7 @@ def _steps(value: Json) -> Json:
 
 Switch = Annotated[bool, PlainValidator(_switch)]
 Text = Annotated[str, PlainValidator(_text)]
+TextOrFalse = Annotated[str | bool, PlainValidator(_text_or_false)]
 Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Whole = Annotated[int, whole()]
 Count = Annotated[int, whole(0)]

@@ -17,6 +17,7 @@ from jzero.plan.search.setting import Setting
 
 _PARTS = dict(zip(PARTS, ("params", "optim", "grads", "gathered", "activ.", "rest"), strict=True))
 _MOVED = {"nothing": "", "optimizer": " opt", "optimizer and parameters": " opt+par"}
+_ATTENTION = {"cudnn": "cuDNN", "blockwise": "blocks", "pallas": "Pallas", "plain": "one product of all scores"}
 _KINDS = {"all-gather": "gather", "reduce-scatter": "scatter", "all-reduce": "reduce"}
 
 
@@ -34,6 +35,8 @@ def plan_view(plan: Plan) -> Group:
         f"GPU x {base.accumulation} micro-batches. Of each GPU's {format_bytes(cluster.memory)}, {USABLE:.0%} are "
         f"usable: {format_bytes(cluster.usable)}."
     )
+    if plan.attention:
+        head += f" Attention runs in {' and '.join(_ATTENTION[path] for path in plan.attention)}."
     if cluster.figures.target is None:
         head += f" XLA cannot compile for {cluster.gpu}: all of this is by the closed form."
     found = plan.recommendation

@@ -1,11 +1,12 @@
 """The plan of a run on a cluster: every stage and what it can offload, side by side, and which of them to take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
 from jzero.base.types import Json
 from jzero.errors import ConfigError
+from jzero.ops.attend import paths_taken
 from jzero.plan.compiled.topology import can_compile_for
 from jzero.plan.hardware.cluster import USABLE, Cluster
 from jzero.plan.search.recommendation import Recommendation, cheapest, recommend
@@ -28,6 +29,8 @@ class Plan:
             should that be another.
         refused: settings that the configuration or the optimizer does not allow, and why.
         recommendation: which to take, or what to change.
+        attention: the paths of `jzero.attention` that the model takes on these GPUs, such as "cudnn"; none where it
+            does not call it.
     """
 
     cluster: Cluster
@@ -36,6 +39,7 @@ class Plan:
     rows: tuple[Row, ...]
     refused: Mapping[Setting, str]
     recommendation: Recommendation
+    attention: tuple[str, ...]
 
     @property
     def changes(self) -> dict[str, Json]:
@@ -55,6 +59,7 @@ class Plan:
                 "usable_share": USABLE,
             },
             "n_params": self.n_params,
+            "attention": list(self.attention),
             "base": vars(self.base),
             "rows": [row.to_dict() for row in self.rows],
             "refused": [{**vars(setting), "reason": reason} for setting, reason in self.refused.items()],
@@ -173,10 +178,11 @@ def plan(
     what = workload_of(memory_use=memory_use, **run)
     compiled = compiled or ("recommended" if can_compile_for(what.cluster.gpu) else "nothing")
     planner = _Planner(what, what.as_given(), compiled != "nothing", report)
-    return _planned(planner, stages, compile_all=compiled == "all")
+    with paths_taken() as paths:
+        return _planned(planner, stages, paths, compile_all=compiled == "all")
 
 
-def _planned(planner: _Planner, stages: Sequence[int], *, compile_all: bool) -> Plan:
+def _planned(planner: _Planner, stages: Sequence[int], paths: Collection[str], *, compile_all: bool) -> Plan:
     """Works out every setting of some stages, and what is cheapest of them."""
     rows, base = planner.rows, planner.base
     table = list(settings(base, stages))
@@ -190,4 +196,6 @@ def _planned(planner: _Planner, stages: Sequence[int], *, compile_all: bool) -> 
     remat = planner.run.can_rematerialise
     found = recommend(chosen, list(rows.values()), base=base, stages=stages, remat=remat, on=planner.on)
     shown = [row for setting, row in rows.items() if setting in table or row is chosen]
-    return Plan(planner.run.cluster, shown[0].n_params, base, tuple(shown), planner.refused, found)
+    return Plan(
+        planner.run.cluster, shown[0].n_params, base, tuple(shown), planner.refused, found, tuple(sorted(paths))
+    )

@@ -16,6 +16,11 @@ class Corpus(NamedTuple):
     train: Windows
     validation: Windows
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells texts apart, and the same text divided in another way."""
+        return f"{self.train.fingerprint}-{self.validation.fingerprint}"
+
 
 def load_corpus(data: DataConfig, *, base: Path = Path(), seed: int = 0) -> Corpus:
     """Reads the text that a run file names.

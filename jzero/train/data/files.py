@@ -2,20 +2,23 @@
 
 Files come in the order of a hash of their path, and the same hash divides them into training and validation text. So
 the order is the same on every machine, neighbours in it are unrelated, and adding a file moves no other one across.
+All of it is read: in memory are as many bytes as the files have.
 """
 
 import hashlib
+import io
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from jzero.errors import ConfigError
 
-MAX_BYTES = 8_000_000
-"""Text beyond this is left out, so that a run starts in a moment."""
-
+_WILD = re.compile(r"[*?[]")
 _NOT_TEXT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 
 
@@ -53,10 +56,14 @@ def stdlib_files() -> list[NamedFile]:
 
 
 def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
-    """The files that match any of some globs.
+    """The files that match any of some globs, each once.
+
+    A file is named relative to the part of the pattern that has no wildcards, so that its name is the same wherever the
+    text lies. One that several patterns match has the name that the first of them gives it.
 
     Args:
-        patterns: globs relative to `base`, or absolute; `**` crosses folders.
+        patterns: globs relative to `base`, or absolute; `**` crosses folders. The path of a file stands for that file,
+            even if it has characters that a glob reads otherwise.
         base: the folder of the run file.
 
     Raises:
@@ -64,43 +71,75 @@ def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
     """
     found: dict[str, NamedFile] = {}
     for pattern in patterns:
-        anchor = Path(pattern).anchor
-        root = Path(anchor) if anchor else base
-        matches = [path for path in root.glob(str(Path(pattern).relative_to(anchor))) if path.is_file()]
+        root, glob = _divided(pattern, base)
+        try:
+            matches = [root / glob] if (root / glob).is_file() else [path for path in root.glob(glob) if path.is_file()]
+        except (ValueError, IndexError, NotImplementedError, OSError) as error:  # "**x", "", "/"
+            raise ConfigError(f"data.files: {pattern!r} is no glob ({error}).") from None
         if not matches:
-            raise ConfigError(f"data.files: no file matches {pattern!r} in {root.resolve()}.")
-        found |= {path.as_posix(): NamedFile(path.relative_to(root).as_posix(), path) for path in matches}
-    return sorted(found.values(), key=lambda file: file.draw)
+            raise ConfigError(f"data.files: no file matches {pattern!r} in {base.resolve()}.")
+        for name, path in sorted((path.relative_to(root).as_posix(), path) for path in matches):
+            found.setdefault(os.path.abspath(path), NamedFile(name, path))
+    return sorted(found.values(), key=lambda file: file.draw)  # files of one name stay in the order of the patterns
 
 
-def read_split(files: Iterable[NamedFile], validation_share: float) -> tuple[bytes, bytes]:
-    """Reads files up to `MAX_BYTES` and divides them into training and validation text.
+def _divided(pattern: str, base: Path) -> tuple[Path, str]:
+    """The folder in which a glob looks, without wildcards, and what follows it."""
+    whole = base / pattern
+    if whole.is_file():
+        return whole.parent, whole.name
+    parts = Path(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts) - 1)
+    return base.joinpath(*parts[:fixed]), str(Path(*parts[fixed:]))
+
+
+def read_split(files: Iterable[NamedFile], validation_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Reads files and divides them into training and validation text.
 
     Args:
         files: in the order in which they are read.
         validation_share: the share of the files, by name, that becomes validation text.
 
     Returns:
-        Both texts, files separated by a zero byte. If one of them has no file, as with a single file, the end of the
-        text is the validation text.
+        Both texts as bytes, `uint8[length]`, each file followed by a zero byte. If one of them has no file, as with a
+        single file, the end of the text is the validation text.
 
     Raises:
         ConfigError: if a file cannot be read.
     """
-    parts: tuple[list[bytes], list[bytes]] = [], []
-    n_bytes = 0
+    parts: tuple[list[Path], list[Path]] = [], []
     for file in files:
-        try:
-            text = file.path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"data: cannot read {file.path}: {error.strerror}.") from None
-        n_bytes += len(text) + 1
-        if n_bytes > MAX_BYTES:
-            break
-        parts[file.draw < validation_share].append(text + b"\0")
-    train, validation = map(b"".join, parts)
-    if not train or not validation:
-        text = train + validation
+        parts[file.draw < validation_share].append(file.path)
+    train, validation = map(_read, parts)
+    if not len(train) or not len(validation):
+        text = train if len(train) else validation
         cut = len(text) - int(len(text) * validation_share)
         return text[:cut], text[cut:]
     return train, validation
+
+
+def _read(paths: Sequence[Path]) -> np.ndarray:
+    """Files one after the other, read into their final place: the text is in memory once."""
+    try:
+        sizes = [path.stat().st_size for path in paths]
+        text = np.zeros(sum(sizes) + len(sizes), np.uint8)  # a zero byte after each file
+        at = 0
+        for path, size in zip(paths, sizes, strict=True):
+            with path.open("rb", buffering=0) as file:
+                _fill(file, text.data[at : at + size], path)
+            at += size + 1
+    except OSError as error:
+        raise ConfigError(f"data: cannot read {error.filename}: {error.strerror}.") from None
+    except MemoryError:
+        raise ConfigError(
+            f"data: the {sum(sizes):,} bytes of text do not fit into this process's memory; name fewer files."
+        ) from None
+    return text
+
+
+def _fill(file: io.RawIOBase, space: memoryview, path: Path) -> None:
+    """Reads a whole file, some gigabytes at a time at most, as the system does."""
+    while len(space) and (count := file.readinto(space)):
+        space = space[count:]
+    if len(space) or file.read(1):
+        raise ConfigError(f"data: {path} changed its length while it was read; start again when it is complete.")

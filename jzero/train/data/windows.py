@@ -6,6 +6,7 @@ one permutation per epoch and one indexing, so the dependency and its prefetchin
 """
 
 import functools
+import hashlib
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Windows:
     """A text as windows of `seq_len + 1` bytes, each starting where the last one's targets end.
 
     Args:
-        text: the bytes.
+        text: the bytes, also as `uint8[length]`, which is not copied.
         seq_len: tokens a model sees at once.
         seed: of the order, which is a new permutation of all windows in every epoch.
         name: what to call the text in errors.
@@ -33,7 +34,7 @@ class Windows:
         (3, (2, 7))
     """
 
-    def __init__(self, text: bytes, seq_len: int, seed: int, name: str = "text"):
+    def __init__(self, text: bytes | np.ndarray, seq_len: int, seed: int, name: str = "text"):
         self.n_windows = (len(text) - 1) // seq_len
         if self.n_windows < 1:
             raise ConfigError(
@@ -43,6 +44,11 @@ class Windows:
         self.seed = seed
         self._tokens = np.frombuffer(text, np.uint8)
         self._order = functools.lru_cache(maxsize=2)(self._permutation)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells texts apart: sixteen hexadecimal digits that depend on every byte."""
+        return hashlib.sha256(self._tokens.data).hexdigest()[:16]
 
     def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> dict[str, np.ndarray]:
         """One batch, or one process's part of it.

@@ -6,6 +6,7 @@ samples, not steps.
 """
 
 import csv
+import itertools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,6 +130,10 @@ class CsvEvents:
 
 
 def _rows_up_to(file: Path, samples: int) -> list[str]:
-    """The header, and the rows up to a number of samples."""
-    header, *rows = file.read_text().splitlines(keepends=True) or [""]
-    return [header, *(row for row in rows if int(row.partition(",")[0]) <= samples)]
+    """The header, and the rows up to a number of samples; nothing counts from a row on that a crash has cut off."""
+    header, *rows = file.read_text(errors="replace").splitlines(keepends=True) or [""]
+    if not header.endswith("\n"):
+        return []
+    numbers = [row.partition(",")[0] for row in rows]
+    whole = list(itertools.takewhile(lambda at: numbers[at].isdecimal() and rows[at].endswith("\n"), range(len(rows))))
+    return [header, *(rows[at] for at in whole if int(numbers[at]) <= samples)]

@@ -31,7 +31,9 @@ class JsonLines:
 
     Args:
         path: the file, usually `metrics.jsonl`; folders are made as needed.
-        resume_at: drop lines of steps after this one, which a resumed run takes again; None starts an empty file.
+        run: the run (see `jzero.train.identity`), for every line to name.
+        resume_at: drop lines of steps after this one, which a resumed run takes again, and those of other runs; None
+            starts an empty file.
 
     Example:
         >>> import tempfile
@@ -43,10 +45,11 @@ class JsonLines:
         {"step": 1, "loss": 5.5, "grad_norm": null, "non_finite": ["grad_norm"]}
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_at: int | None = None):
+    def __init__(self, path: str | os.PathLike[str], *, run: str | None = None, resume_at: int | None = None):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [] if resume_at is None or not path.exists() else _lines_up_to(path, resume_at)
+        self._named: dict[str, str] = {} if run is None else {"run": run}
+        kept = [] if resume_at is None or not path.exists() else _lines_up_to(path, resume_at, run)
         path.write_text("".join(kept))
         self._file = path.open("a", buffering=1)
 
@@ -54,7 +57,7 @@ class JsonLines:
         """Appends a line."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         non_finite = [name for name, value in finite.items() if value is None]
-        line = {"step": step, **finite, **({"non_finite": non_finite} if non_finite else {})}
+        line = {"step": step, **self._named, **finite, **({"non_finite": non_finite} if non_finite else {})}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def close(self) -> None:
@@ -62,12 +65,14 @@ class JsonLines:
         self._file.close()
 
 
-def _lines_up_to(path: Path, step: int) -> list[str]:
+def _lines_up_to(path: Path, step: int, run: str | None) -> list[str]:
+    """The lines of a run up to a step; those that name no run are of an older version, and stay."""
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            if values["step"] <= step and values.get("run", run) == run:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             break  # a line cut off by a crash: nothing after it can be trusted
     return kept

@@ -73,6 +73,93 @@ def test_a_new_run_in_the_folder_of_an_older_one_keeps_its_own(tmp_path):
     assert load_newest(tmp_path, load) == (tmp_path / "checkpoint-10", 10, [])
 
 
+def damage_header(path, keep=b""):
+    (path / "jzero.json").write_bytes(keep + b"\0" * 40)
+
+
+def test_the_newest_is_told_by_order_and_not_by_clocks(tmp_path, monkeypatch):
+    save_steps(tmp_path, [10, 20], max_to_keep=2)
+    clock = time.time
+    monkeypatch.setattr("jzero.checkpoint.format.header.time.time", lambda: clock() - 600)  # another host goes on
+    save_steps(tmp_path, [30, 40], max_to_keep=2)
+    assert steps(tmp_path) == [30, 40]
+    assert place.find(tmp_path) == tmp_path / "checkpoint-40"
+    save_steps(tmp_path, [40, 5])
+    assert steps(tmp_path) == [30, 40, 5]
+    assert load_newest(tmp_path, load)[1] == 5
+
+
+def test_those_of_an_older_version_are_older_and_in_the_order_of_the_clock(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    for step, saved_at in ((1, 3.5), (2, 1e12), (3, 2)):
+        file = tmp_path / f"checkpoint-{step}" / "jzero.json"
+        _, _, rest = file.read_text().partition('"crc32"')
+        file.write_text(f'{{"saved_at": {saved_at}, "crc32"{rest}')
+    assert steps(tmp_path) == [3, 1, 2]
+    save_steps(tmp_path, [4])
+    assert steps(tmp_path) == [3, 1, 2, 4]
+
+
+def test_a_damaged_header_is_never_the_oldest(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    damage_header(tmp_path / "checkpoint-2")
+    save_steps(tmp_path, [4, 5], max_to_keep=2)
+    assert steps(tmp_path) == [4, 5, 2]
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 is damaged: jzero\.json cannot be read"):
+        load(tmp_path)
+    path, step, (sentence,) = load_newest(tmp_path, load)
+    assert (path.name, step) == ("checkpoint-5", 5)
+    assert "checkpoint-2 is damaged: jzero.json cannot be read" in sentence
+
+
+def test_an_order_that_was_changed_is_damage(tmp_path):
+    save_steps(tmp_path, [1])
+    file = tmp_path / "checkpoint-1" / "jzero.json"
+    file.write_text(file.read_text().replace('"order": 1', '"order": 9', 1))
+    with pytest.raises(CheckpointError, match="its order does not have its checksum"):
+        load(tmp_path)
+
+
+def test_what_a_process_saved_is_not_pruned_by_it(tmp_path):
+    save_steps(tmp_path, [1, 2])
+    for step in (1, 2):  # as if they were newer than all that follow
+        file = tmp_path / f"checkpoint-{step}" / "jzero.json"
+        file.write_text(re.sub('"order": [0-9]+', f'"order": {10**9}', file.read_text()))
+    next_order = place.next_order
+    with Checkpoints(Engine(), tmp_path, max_to_keep=2) as checkpoints, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jzero.checkpoint.run.saving.next_order", lambda folder: next_order(folder / "elsewhere"))
+        for step in (3, 4, 5):
+            checkpoints.save(step, {"step": step})
+    assert {3, 4, 5} & set(steps(tmp_path)) == {4, 5}
+
+
+def test_another_runs_checkpoints_are_neither_removed_nor_replaced(tmp_path):
+    save_steps(tmp_path, [2, 9])
+    others, told = [tmp_path / "checkpoint-2", tmp_path / "checkpoint-9"], []
+    with Checkpoints(Engine(), tmp_path, max_to_keep=1, report=told.append) as checkpoints:
+        checkpoints.leave_alone(others)
+        for step in (7, 8):
+            checkpoints.save(step, {"step": step})
+        checkpoints.finish()
+        assert steps(tmp_path) == [2, 9, 8]
+        checkpoints.save(9, {"step": 100})
+        with pytest.raises(CheckpointError, match=r"checkpoint-9 is a checkpoint of another run; it is left alone"):
+            checkpoints.finish()
+    assert load(others[1]) == 9
+    assert len(told) == 1
+
+
+def test_a_last_save_that_could_not_begin_is_an_error(tmp_path):
+    (tmp_path / "checkpoint-2").write_text("in the way")
+    with Checkpoints(Engine(), tmp_path) as checkpoints:
+        checkpoints.save(1, {"step": 1})
+        checkpoints.save(2, {"step": 2})
+        with pytest.raises(CheckpointError, match="checkpoint-2 already exists and is not a checkpoint"):
+            checkpoints.finish()
+        checkpoints.save(3, {"step": 3})
+        checkpoints.finish()
+
+
 def test_the_newest_whole_one_is_loaded_and_the_damaged_are_told(tmp_path):
     assert load_newest(tmp_path / "nowhere", load) is None
     save_steps(tmp_path, [1, 2, 3])
@@ -84,7 +171,7 @@ def test_the_newest_whole_one_is_loaded_and_the_damaged_are_told(tmp_path):
     assert "checkpoint-3 is damaged: arrays/manifest.ocdbt is 0 bytes long" in sentence
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}" / "jzero.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged\. The checkpoint .*checkpoint-3 "):
+    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged\. The checkpoint .*checkpoint-2 "):
         load_newest(tmp_path, load)
 
 

@@ -3,13 +3,18 @@
 import pytest
 
 from jzero.checkpoint.format.header import Leaf
-from jzero.checkpoint.run.selection import Selection, Source, match
+from jzero.checkpoint.run import selection
+from jzero.checkpoint.run.selection import Selection, Source
 from jzero.errors import CheckpointError
 
 
 def leaves(**shapes):
     """`a__b=(2,)` is the leaf `a/b`, `float32[2]`."""
     return {name.replace("__", "/"): Leaf(shape, "float32") for name, shape in shapes.items()}
+
+
+def match(*arguments):
+    return selection.match(*arguments).sources
 
 
 MODEL = leaves(params__body=(4, 4), params__head=(4, 2), opt_state__mu=(4, 4), step=())
@@ -31,7 +36,7 @@ def test_everything_that_does_not_fit_is_listed():
     message = str(error.value)
     assert message.startswith("The checkpoint c is of another model: 11 of this model's leaves are missing in it (")
     assert "opt_state/mu float32[4,4], new/00 float32[0]" in message
-    assert "new/06 float32[6], ...)" in message
+    assert "new/06 float32[6], and 3 more)" in message
     assert "new/07" not in message
     assert "1 leaves exist only in it (old float32[1])" in message
     assert "params/head is float32[4,9] there and float32[4,2] here" in message
@@ -63,6 +68,55 @@ def test_missing_extra_and_changed_leaves_may_be_allowed():
     ):
         with pytest.raises(CheckpointError, match=words):
             match("c", there, here, Selection(**{k: v for k, v in allowed.items() if k != name}))
+
+
+def test_what_is_kept_left_out_or_grown_is_said():
+    there = leaves(params__body=(4, 4), params__head=(4, 9), params__wte=(3, 4), extra=(1,))
+    here = leaves(params__body=(4, 4), params__head=(4, 2), params__wte=(5, 4), params__lora=(1,))
+    allowed = Selection(missing="keep", extra="ignore", changed="keep", grow="pad")
+    found = selection.match("c", there, here, allowed)
+    assert found.sources == same("params/body") | {"params/wte": Source(("params/wte",), grown=True)}
+    assert found.notes == (
+        'The checkpoint c: 1 leaves that it lacks keep their present values, as missing="keep" says '
+        "(params/lora float32[1]).",
+        'The checkpoint c: 1 leaves that only it has are left out, as extra="ignore" says (extra float32[1]).',
+        'The checkpoint c: 1 leaves of another shape or dtype keep their present values, as changed="keep" says '
+        "(params/head is float32[4,9] there and float32[4,2] here).",
+        'The checkpoint c: 1 leaves take its values as their first part and keep theirs beyond, as grow="pad" says '
+        "(params/wte is float32[3,4] there and float32[5,4] here).",
+    )
+    assert not selection.match("c", MODEL, MODEL, Selection()).notes
+
+
+@pytest.mark.parametrize(("there", "here"), [((5, 4), (3, 4)), ((3, 4), (5, 3)), ((4,), (3, 4)), ((0, 4), (3, 4))])
+def test_only_what_is_longer_and_of_the_same_rank_grows(there, here):
+    with pytest.raises(CheckpointError, match="1 differ in shape or dtype"):
+        match("c", leaves(x=there), leaves(x=here), Selection(grow="pad"))
+
+
+def test_a_refusal_says_which_arguments_would_do():
+    there, here = leaves(params__wte=(3, 4), step=()), leaves(params__wte=(5, 4), step=())
+    with pytest.raises(CheckpointError) as error:
+        selection.match("c", there, here, Selection(only=("params/*",)), advise=True)
+    assert str(error.value).endswith(
+        'engine.load_checkpoint can take it with grow="pad" (saved values become the first part of longer leaves, the '
+        'rest stays), changed="keep" (none of the saved values of these leaves).'
+    )
+    with pytest.raises(CheckpointError) as error:
+        selection.match("c", {**there, "old": here["step"]}, leaves(step=(), new=(2,)), Selection(), advise=True)
+    assert 'with missing="keep" (this model\'s present values stay), extra="ignore" (' in str(error.value)
+    assert "grow" not in str(error.value)
+
+
+def test_nothing_left_to_load_says_why():
+    there, here = leaves(params__wte=(3, 4), step=()), leaves(params__wte=(5, 4), step=())
+    with pytest.raises(CheckpointError) as error:
+        match("c", there, here, Selection(only=("params/*",), changed="keep"))
+    assert str(error.value) == (
+        "Nothing of the checkpoint c would be loaded (params/*). The checkpoint c: 1 leaves of another shape or dtype "
+        'keep their present values, as changed="keep" says '
+        "(params/wte is float32[3,4] there and float32[5,4] here)."
+    )
 
 
 def test_floating_dtypes_may_differ_and_others_not():

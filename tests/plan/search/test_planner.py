@@ -9,6 +9,7 @@ from flax import nnx
 from rich.console import Console
 
 import jzero
+from jzero import models
 from jzero.errors import ConfigError
 from jzero.models.layers import LayerNorm
 from jzero.plan import Cluster, Setting, plan
@@ -116,8 +117,9 @@ def test_the_recommended_row_is_compiled_and_no_other(found, rows):
     times = {stage: rows[stage, "nothing"].closed_form_time.middle for stage in range(4)}
     assert times[1] == min(times.values())
     assert [row for row in found.rows if row.compiled] == [chosen]
-    # XLA copies gradients together to send them at once, which shows where there are few; see test_closed_form.
-    assert chosen.peak == chosen.compiled.peak == pytest.approx(chosen.closed_form_peak, rel=0.35)
+    # XLA copies gradients together to send them at once, and the batch in 16 bits for the norm; that shows where there
+    # is little else, see test_closed_form.
+    assert chosen.peak == chosen.compiled.peak == pytest.approx(chosen.closed_form_peak, rel=0.4)
     assert chosen.fits
     assert chosen.headroom == int(0.92 * found.cluster.memory) - chosen.peak
     for kind in ("all-gather", "reduce-scatter"):
@@ -136,7 +138,7 @@ def test_times_of_both_ways_are_near_each_other(found):
 
 def test_json_has_all_of_it(found):
     content = json.loads(json.dumps(found.to_dict()))
-    assert set(content) == {"cluster", "n_params", "base", "rows", "refused", "recommendation"}
+    assert set(content) == {"cluster", "n_params", "attention", "base", "rows", "refused", "recommendation"}
     assert content["cluster"]["usable"] == int(content["cluster"]["memory"] * content["cluster"]["usable_share"])
     for row, like in zip(content["rows"], found.rows, strict=True):
         assert row["source"] == ("compiled" if like.compiled else "closed form")
@@ -169,3 +171,26 @@ def test_what_a_configuration_forbids_is_left_out_with_its_reason():
 def test_wrong_stages_are_refused():
     with pytest.raises(ConfigError, match="stages 1, 4: give one or more of 0, 1, 2 and 3"):
         plan(**RUN, stages=(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "path", "shown"), [("a100-80g", "cudnn", "cuDNN"), ("v100-32g", "blockwise", "blocks")]
+)
+def test_it_says_where_attention_runs_on_these_gpus(gpu, path, shown):
+    sizes = {"n_layer": 1, "d_model": 128, "n_head": 2, "vocab_size": 64, "seq_len": 64}
+    model = models.build({"family": "llama", **sizes})
+    found = plan(
+        model=model.factory,
+        loss_fn=model.loss_fn,
+        config={"train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}},
+        sample_batch=model.batch(8, 64),
+        gpu=gpu,
+        stages=[3],
+        compiled="nothing",
+    )
+    assert found.attention == (path,)
+    assert found.to_dict()["attention"] == [path]
+    console = Console(width=400)
+    with console.capture() as capture:
+        console.print(plan_view(found))
+    assert f"Attention runs in {shown}." in capture.get()

@@ -1,6 +1,7 @@
 """Which files are read, in which order, and how they are divided."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,9 +32,9 @@ def test_order_and_division_depend_on_names_alone(tmp_path):
         write(folder, 60)
     found = glob_files(["**/*.txt"], one)
     assert [f.name for f in found] == [f.name for f in glob_files(["part*/*.txt", "part0/0.txt"], two)]
-    before = read_split(found, 0.3)[1].split(b"\0")
+    before = read_split(found, 0.3)[1].tobytes().split(b"\0")
     (one / "part0" / "new.txt").write_text("new text")
-    after = read_split(glob_files(["**/*.txt"], one), 0.3)[1].split(b"\0")
+    after = read_split(glob_files(["**/*.txt"], one), 0.3)[1].tobytes().split(b"\0")
     assert set(before) <= set(after)
     assert set(after) - set(before) <= {b"new text"}
 
@@ -41,7 +42,7 @@ def test_order_and_division_depend_on_names_alone(tmp_path):
 def test_the_division_keeps_files_whole_and_near_the_share(tmp_path):
     write(tmp_path, 200)
     train, validation = (
-        part.rstrip(b"\0").split(b"\0") for part in read_split(glob_files(["**/*.txt"], tmp_path), 0.25)
+        part.tobytes().rstrip(b"\0").split(b"\0") for part in read_split(glob_files(["**/*.txt"], tmp_path), 0.25)
     )
     assert sorted(train + validation) == sorted(f"text {i}".encode() for i in range(200))
     assert 30 < len(validation) < 70
@@ -50,13 +51,53 @@ def test_the_division_keeps_files_whole_and_near_the_share(tmp_path):
 def test_a_single_file_is_cut_at_its_end(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 80 + b"y" * 19)
     train, validation = read_split(glob_files(["a.txt"], tmp_path), 0.2)
-    assert (train, validation) == (b"x" * 80, b"y" * 19 + b"\0")
+    assert (train.tobytes(), validation.tobytes()) == (b"x" * 80, b"y" * 19 + b"\0")
 
 
-def test_the_size_is_bounded(tmp_path, monkeypatch):
-    write(tmp_path, 30)
-    monkeypatch.setattr(files, "MAX_BYTES", 100)
-    assert sum(map(len, read_split(glob_files(["**/*.txt"], tmp_path), 0.3))) <= 100
+def test_all_of_a_long_text_is_read(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_bytes(bytes([65 + i]) * 3_000_000)
+    assert sum(map(len, read_split(glob_files(["*.txt"], tmp_path), 0.5))) == 9_000_003
+
+
+def test_a_file_that_grows_while_it_is_read_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("abc")
+    found = glob_files(["a.txt"], tmp_path)
+    monkeypatch.setattr(files.Path, "stat", lambda self: SimpleNamespace(st_size=2))
+    with pytest.raises(ConfigError, match=r"a\.txt changed its length while it was read"):
+        read_split(found, 0.2)
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path):
+    found = [NamedFile("gone.txt", tmp_path / "gone.txt")]
+    with pytest.raises(ConfigError, match=r"data: cannot read .*gone\.txt: No such file or directory\."):
+        read_split(found, 0.2)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "part*/*.txt", "part0/[0-9]*.txt"])
+def test_order_and_division_do_not_depend_on_where_the_text_lies(tmp_path, pattern):
+    texts = []
+    for folder in (tmp_path / "one", tmp_path / "deep" / "er" / "two"):
+        folder.mkdir(parents=True)
+        write(folder, 40)
+        texts += [read_split(glob_files([str(folder / pattern)], Path("elsewhere")), 0.3)]
+        texts += [read_split(glob_files([f"{folder.name}/{pattern}"], folder.parent), 0.3)]
+    assert len({(train.tobytes(), validation.tobytes()) for train, validation in texts}) == 1
+
+
+def test_files_of_one_name_come_in_the_order_of_the_patterns(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+    found = glob_files(["b/*.txt", "a/*.txt", "a/../b/x.txt"], tmp_path)
+    assert [file.path.read_text() for file in found] == ["b", "a"]
+
+
+def test_a_path_with_a_globs_characters_is_that_file(tmp_path):
+    (tmp_path / "[draft]").mkdir()
+    (tmp_path / "[draft]" / "x?.txt").write_text("here")
+    (file,) = glob_files([str(tmp_path / "[draft]" / "x?.txt")], Path("elsewhere"))
+    assert (file.name, file.path.read_text()) == ("x?.txt", "here")
 
 
 def test_an_absolute_glob_works(tmp_path):
@@ -68,6 +109,12 @@ def test_a_glob_without_files_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError) as error:
         glob_files(["missing/*.txt"], tmp_path)
     assert str(error.value) == f"data.files: no file matches 'missing/*.txt' in {tmp_path}."
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "a/" + 300 * "x", "a\0b", "***.txt", "**"])
+def test_what_is_no_glob_is_a_sentence(tmp_path, pattern):
+    with pytest.raises(ConfigError, match=r"data\.files: "):
+        glob_files([pattern], tmp_path / "nowhere")
 
 
 def test_draws_are_spread_evenly():

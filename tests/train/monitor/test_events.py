@@ -74,6 +74,18 @@ def test_a_resumed_run_replaces_what_it_takes_again(tmp_path):
     assert scalars(tmp_path / "tensorboard" / "job") == [*EVENTS[:2], ("Train/Samples/train_loss", 16, 1.0)]
 
 
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [("8,4.0\n16,3.", ["8"]), ("8,4.0\n1", ["8"]), ("8,4.0\nx,1\n16,3.0\n", ["8"]), ("\0\udcff\n8,4.0\n", [])],
+)
+def test_nothing_counts_from_a_row_on_that_a_crash_has_cut_off(tmp_path, cut, kept):
+    file = tmp_path / "csv_monitor" / "job" / "Train_Samples_train_loss.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"step,train_loss\n{cut}", errors="surrogateescape")
+    write(tmp_path, [{"loss": 1.0}], first=3, resume_at=2)
+    assert [row[0] for row in tables(file.parent)[file.name]] == ["step", *kept, "24"]
+
+
 def test_a_new_run_starts_new_tables(tmp_path):
     write(tmp_path)
     write(tmp_path, [{"loss": 1.0}], output_path=str(tmp_path / "csv_monitor"))

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from jzero.train.monitor import JsonLines
 
 
@@ -42,3 +44,24 @@ def test_a_new_run_starts_an_empty_file_and_a_resumed_one_goes_on(tmp_path):
     assert [line["step"] for line in lines(path)] == [1, 2]
     JsonLines(path).close()
     assert lines(path) == []
+
+
+def test_every_line_names_its_run_and_those_of_another_are_left_out(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "loss": 0}\n{"step": 2, "run": "other"}\n{"step": 2, "run": "mine"}\n')
+    writer = JsonLines(path, run="mine", resume_at=2)
+    writer.write(3, {"loss": 1.0})
+    writer.close()
+    assert lines(path) == [
+        {"step": 1, "loss": 0},
+        {"step": 2, "run": "mine"},
+        {"step": 3, "run": "mine", "loss": 1.0},
+    ]
+
+
+@pytest.mark.parametrize("garbage", ["\0\udcff", "[" * 100_000, "[1]", '"step"', '{"step": "2"}'])
+def test_nothing_counts_after_what_is_no_line(tmp_path, garbage):
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{{"step": 1}}\n{garbage}\n{{"step": 2}}\n', errors="surrogateescape")
+    JsonLines(path, run="mine", resume_at=5).close()
+    assert lines(path) == [{"step": 1}]

@@ -1,0 +1,73 @@
+"""Model state that a step changes on every device by other rows: what may be averaged, and what cannot be right."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jzero.base.types import Batch, ModelState, Params
+from jzero.errors import ModelError
+from jzero.flax.model import Model
+from jzero.jaxpr import trace
+from jzero.jaxpr.varying import may_differ
+from jzero.sharding.mesh import DATA_AXES, shard_over_data
+from jzero.sharding.placement import path_name
+from jzero.zero import shapes
+from jzero.zero.precision import Precision
+
+
+def averaged_state(
+    model: Model, dtypes: Precision, mesh: Mesh, params: Params, model_state: ModelState, local_batch: Batch
+) -> tuple[str, ...]:
+    """Finds the model state that each device changes by its own rows.
+
+    Args:
+        model: from `adapted`.
+        dtypes: of the run.
+        mesh: the devices.
+        params: abstract.
+        model_state: abstract.
+        local_batch: abstract rows of one device.
+
+    Returns:
+        The names of what is averaged over the devices after a step: floating state that differs between them.
+
+    Raises:
+        ModelError: state that cannot be averaged, with what to write: whole numbers, and what has an entry a row.
+    """
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(model_state)]
+    differs: list[bool] = []
+
+    def probe(params, model_state, batch, key):
+        def after(params, model_state, batch, key):
+            inputs = dtypes.inputs(batch)
+            return model.apply(dtypes.computed(params), model_state, inputs, key, True).model_state
+
+        program, _ = trace(after, params, model_state, batch, key)
+        own = [False, False, True, True]  # what devices have different ones of: rows and random keys
+        leaves = [
+            x for tree, x in zip((params, model_state, batch, key), own, strict=True) for _ in jax.tree.leaves(tree)
+        ]
+        differs.extend(may_differ(program, leaves, DATA_AXES))
+        return ()
+
+    if not names:
+        return ()
+    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    twice = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype), local_batch)
+    _, of_twice = shapes.abstract_model(model, dtypes, twice)
+    changed = zip(names, jax.tree.leaves(model_state), jax.tree.leaves(of_twice), differs, strict=True)
+    for name, leaf, other, differ in changed:
+        if differ and leaf.shape != other.shape:
+            raise ModelError(
+                f"the model's state {name}, of shape {leaf.shape}, has entries for the rows of a batch, which lie on "
+                "different devices and are others in the next step; make it inside of the loss, or pass it in with the "
+                "batch and return what is to be kept as a metric."
+            )
+        if differ and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ModelError(
+                f"the model's state {name} holds {leaf.dtype} that depend on the rows, which every device has others "
+                "of, so that each would keep another number; bring them together where the model computes them, such "
+                "as with jzero.psum(count) for a count over the whole micro-batch."
+            )
+    return tuple(name for name, differ in zip(names, differs, strict=True) if differ)

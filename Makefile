@@ -2,6 +2,7 @@
 # make test     run the tests
 # make test-fast  run a part of them in two minutes
 # make test-full  run them and those that take an hour
+# make test-torch  read files that PyTorch wrote, with a PyTorch in a folder of its own (Python 3.11)
 # make check    lint, layers of imports, types and the examples in docstrings
 # make docs     write the tables of docs/configuration.md and draw docs/passes.svg anew
 # make notebooks  run the notebooks and keep what they show
@@ -18,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p $(NEW_ENOUGH) && echo $$p && break; done)
 
-.PHONY: demo test test-fast test-full check docs notebooks results bench install clean
+.PHONY: demo test test-fast test-full test-torch check docs notebooks results bench install clean
 
 demo: $(INSTALLED)
 	$(BIN)/jzero train configs/demo.json --devices 8 --overwrite $(ARGS)
@@ -32,7 +33,12 @@ test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest @tests/fast.txt -n 2 --dist worksteal
 
 test-full: $(INSTALLED)
-	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not browser"
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not browser and not torch"
+
+# A version whose wheel on PyPI is a build for CPUs, in a folder of its own.
+test-torch: $(INSTALLED)
+	test -d .venv-torch || $(BIN)/pip install -qq --disable-pip-version-check --target .venv-torch torch==2.13.0
+	PYTHONPATH=.venv-torch $(BIN)/python -m pytest -m torch tests/checkpoint/convert/test_torch_file.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -244,7 +244,8 @@ class Engine:
         state, metadata = checkpointing.restore(path, self.functional, self.store.whole(self.state), selection)
         self.state = self.store.replace(state)
         self._unread = self._stopped = None
-        return metadata["extra"]
+        facts = metadata.get("extra")  # which only an engine writes
+        return facts if isinstance(facts, dict) else {}
 
     def recover(self) -> int:
         """Goes on from what an earlier run left on NVMe: its last step that was taken; every process must call it.

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from jzero import models
+from jzero.base.terminal import printable
 from jzero.cli.exits import EXIT_BAD_INPUT
 from jzero.config import Config, TrainingArguments, load_run
 from jzero.config.resolve.world import World, candidate_worlds
@@ -61,7 +62,7 @@ def config_command(
     try:
         config, shards = _load(file, training_arguments, world)
     except JzeroError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if as_json:
         found = config_object(config, world=shards.size, defaults=show_all)

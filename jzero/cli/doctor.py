@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from jzero.base.terminal import escape
 from jzero.doctor import Finding, examine, this_machine
 from jzero.doctor.settings import SETTINGS
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import typer
 
+from jzero.base.terminal import printable
 from jzero.errors import JzeroError
 
 EXIT_BAD_INPUT = 2
@@ -17,5 +18,5 @@ def bad_input_exits() -> Iterator[None]:
     try:
         yield
     except JzeroError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         raise typer.Exit(EXIT_BAD_INPUT) from None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jzero.base.terminal import printable
 from jzero.checkpoint.convert.exporting import export, parse_bytes
 from jzero.cli.exits import bad_input_exits
 
@@ -53,4 +54,4 @@ def export_command(
             checkpoint, out, format=format.value, dtype=dtype.value, max_shard_bytes=parse_bytes(max_shard_size)
         )
     for file in files:
-        typer.echo(f"{file} {file.stat().st_size:,} bytes")
+        typer.echo(f"{printable(str(file))} {file.stat().st_size:,} bytes")

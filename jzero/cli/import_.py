@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jzero.base.terminal import printable
 from jzero.checkpoint.convert.importing import import_weights, read_rules
 from jzero.cli.exits import bad_input_exits
 from jzero.config.sources.load import read_object
@@ -40,4 +41,4 @@ def import_command(
     with bad_input_exits():
         part = read_object(model).get("model") if model is not None else None
         n_params = import_weights(weights, checkpoint, model=part, rules=read_rules(names) if names else None)
-    typer.echo(f"{checkpoint} holds {n_params:,} parameters; train with --weights {checkpoint}")
+    typer.echo(printable(f"{checkpoint} holds {n_params:,} parameters; train with --weights {checkpoint}"))

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.table import Table
 
+from jzero.base.terminal import escape
 from jzero.base.types import Json
 from jzero.checkpoint.format import header as headers
 from jzero.checkpoint.format.header import Header
@@ -52,7 +52,9 @@ def view(folder: Path, header: Header) -> Group:
     facts = Table(show_header=False, box=None, padding=(0, 1))
     for name, value in header.metadata.items():
         if name != "config" and value not in ({}, None):
-            facts.add_row(f"[bold]{name}[/bold]", escape(value if isinstance(value, str) else json.dumps(value)))
+            facts.add_row(
+                f"[bold]{escape(name)}[/bold]", escape(value if isinstance(value, str) else json.dumps(value))
+            )
     facts.add_row("[bold]config[/bold]", "shown by --json")
     table = Table(
         title=f"{escape(str(folder))}: {len(header.leaves)} arrays, {_n_bytes(header):,} bytes", title_justify="left"
@@ -62,7 +64,7 @@ def view(folder: Path, header: Header) -> Group:
         table.add_column(column, justify="left" if column == "dtype" else "right", no_wrap=True)
     for name, leaf in header.leaves.items():
         shape = " x ".join(map(str, leaf.shape)) or "scalar"
-        table.add_row(escape(name), leaf.dtype, shape, f"{leaf.nbytes:,}")
+        table.add_row(escape(name), escape(leaf.dtype), shape, f"{leaf.nbytes:,}")
     return Group(table, facts)
 
 

@@ -7,6 +7,7 @@ import jax
 import typer
 from rich.console import Console
 
+from jzero.base.terminal import escape, printable
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
 from jzero.config import load_run
 from jzero.errors import JzeroError
@@ -85,7 +86,7 @@ def train_command(
         chosen = "auto" if resume == Path("auto") else resume
         result = _train(run_file, overrides or [], resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         leave_failed(EXIT_BAD_INPUT, str(error))
         raise typer.Exit(EXIT_BAD_INPUT) from None
     if result.interrupted:
@@ -103,7 +104,7 @@ def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Resu
             describe(run, console)
         result = train(run, console=console, **begin)
     if console is not None:
-        console.print(_closing(result), highlight=False, soft_wrap=True)
+        console.print(escape(_closing(result)), highlight=False, soft_wrap=True)
     return result
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 from rich.table import Table
 
+from jzero.base.terminal import escape
 from jzero.base.units import format_bytes
 from jzero.explain.layouts import LeafLayout, parameter_layouts
 from jzero.jaxpr import Program, every_equation, name_of, trace
@@ -70,10 +71,10 @@ class Explanation(tuple[Leaf, ...]):
             table.add_column(heading)
         for leaf in self:
             table.add_row(
-                leaf.name + ("" if leaf.trainable else " (frozen)"),
+                escape(leaf.name) + ("" if leaf.trainable else " (frozen)"),
                 "x".join(map(str, leaf.shape)) or "scalar",
                 leaf.placement,
-                ", ".join(leaf.used_by),
+                escape(", ".join(leaf.used_by)),
                 _travels(leaf.gathers, leaf.gather_dtype, leaf.gather_bytes),
                 _travels(leaf.scatters, leaf.scatter_dtype, leaf.scatter_bytes),
             )

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypedDict, Unpack
 import jax
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.markup import escape
 
 from jzero import models
+from jzero.base.terminal import escape
 from jzero.base.types import Json
 from jzero.checkpoint import Checkpoints, read_header
 from jzero.config import Config, RunConfig, TrainingArguments

@@ -77,7 +77,7 @@ def restore(
         CheckpointError: no complete checkpoint there, one of another model, or a damaged one.
     """
     folder, head = read_header(path)
-    same_scaling = _scaling(head.metadata.get("config", {})) == _scaling(
+    same_scaling = _scaling(head.metadata.get("config")) == _scaling(
         fns.spec.config.model_dump(mode="json", warnings=False)
     )
     if same_scaling or not selection.chooses("loss_scale/scale"):
@@ -88,7 +88,7 @@ def restore(
     return dataclasses.replace(loaded, loss_scale=fresh), metadata
 
 
-def _scaling(config: Mapping[str, Json]) -> float | None:
+def _scaling(config: Json) -> float | None:
     """What decides how the loss is scaled: nothing without fp16, else the static scale, 0 for a dynamic one."""
-    fp16 = config.get("fp16", {})
-    return fp16.get("loss_scale") if fp16.get("enabled") is True else None
+    fp16 = config.get("fp16") if isinstance(config, Mapping) else None  # others than an engine write checkpoints too
+    return fp16.get("loss_scale") if isinstance(fp16, Mapping) and fp16.get("enabled") is True else None

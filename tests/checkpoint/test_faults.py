@@ -21,8 +21,6 @@ from jzero.errors import CheckpointError, DamagedCheckpointError
 from jzero.sharding.mesh import make_mesh
 
 ROWS = 64
-# Orbax abandons its other writes when one fails, and they complain when they end.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def state(seed: int) -> dict[str, jax.Array]:

@@ -9,7 +9,13 @@ from jzero.plan import compile_step
 
 LAYERS, WIDTH = 6, 256
 KERNEL = WIDTH * WIDTH
-BUCKETS = {KERNEL - 1: 6, KERNEL + WIDTH: 6, 3 * (KERNEL + WIDTH): 2, 2**63 - 1: 1}  # elements: collectives over 6 layers
+# Elements -> collectives over the layers.
+BUCKETS = {
+    KERNEL - 1: 6,
+    KERNEL + WIDTH: 6,
+    3 * (KERNEL + WIDTH): 2,
+    2**63 - 1: 1,
+}
 DTYPES = {"fp32": ("f32", 4), "bf16": ("bf16", 2), "fp16": ("f16", 2)}
 REDUCTION = {0: "all-reduce", 1: "reduce-scatter", 2: "reduce-scatter", 3: "reduce-scatter"}
 

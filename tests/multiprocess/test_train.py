@@ -12,8 +12,9 @@ TIMEOUT = 240
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What two processes wrote: `CASE-RANK.npz`, and a checkpoint `CASE`."""
-    folder = tmp_path_factory.mktemp("two_processes")
+    """What two processes wrote: `CASE-RANK.npz`, and a checkpoint `CASE`; in a folder that looks like a pattern."""
+    folder = tmp_path_factory.mktemp("two_processes") / "run[1]"
+    folder.mkdir()
     with Processes([train_worker.__file__, str(folder)]) as processes:
         ended = processes.succeed(TIMEOUT)
     assert "expected (16,): train_batch_size 32 over 2 processes" in ended[1].stdout, report(ended)

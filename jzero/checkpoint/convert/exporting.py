@@ -14,7 +14,7 @@ import numpy as np
 from jzero.base.types import Json
 from jzero.checkpoint.format import arrays, checksum, safetensors
 from jzero.checkpoint.format.header import Header, Leaf
-from jzero.checkpoint.format.leaves import is_floating
+from jzero.checkpoint.format.leaves import is_floating, narrowed
 from jzero.checkpoint.format.safetensors import Entry
 from jzero.checkpoint.run.loading import PathLike, check_files, read_header
 from jzero.errors import CheckpointError, DamagedCheckpointError
@@ -62,6 +62,7 @@ def export(
     ]
     if not entries:
         raise CheckpointError(f"The checkpoint {folder} holds no parameters to export.")
+    _check_names(folder, [name for name in head.leaves if name.startswith(_WEIGHTS)])
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -99,6 +100,17 @@ def dotted(name: str) -> str:
     return name.partition("/")[2].replace("/", ".")
 
 
+def _check_names(folder: Path, names: list[str]) -> None:
+    """Refuses names that are one when dots are between their parts, of which a file would have only one."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (other := found.setdefault(dotted(name), name)) != name:
+            raise CheckpointError(
+                f"{other} and {name} of the checkpoint {folder} would both be exported as {dotted(name)!r}; "
+                "name one of them otherwise in the model."
+            )
+
+
 def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
     to = floating if is_floating(leaf.dtype) else leaf.dtype
 
@@ -107,10 +119,12 @@ def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
             yield np.zeros(leaf.shape, jnp.dtype(to))
             return
         try:
-            for block in checksum.verified(arrays.read_in_blocks(folder, name), leaf.shape, leaf.checksum):
+            for block in checksum.verified(arrays.read_in_blocks(folder, name, leaf.shape), leaf.shape, leaf.checksum):
                 for part in np.array_split(block, 1 + block.size // _AT_ONCE) if block.ndim else [block]:
-                    yield part.astype(jnp.dtype(to), copy=False)
+                    yield narrowed(part, to)
                 del block, part  # before the next one is read
+        except OverflowError as error:
+            raise CheckpointError(f"{name} of the checkpoint {folder} cannot be exported: {error}.") from error
         except Exception as error:  # tensorstore and the file system each have their own
             raise DamagedCheckpointError(
                 f"The checkpoint {folder} is damaged: {name}: {arrays.reason(error)}."
@@ -121,10 +135,11 @@ def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
 
 def _facts(head: Header) -> dict[str, str]:
     """What a file says of itself: where it comes from, tied names, and the model if `jzero train` made it."""
+    extra = head.metadata.get("extra")
     facts = {
         "step": head.metadata.get("step"),
         "aliases": head.metadata.get("aliases", {}),
-        "model": head.metadata.get("extra", {}).get("model"),
+        "model": extra.get("model") if isinstance(extra, dict) else None,
     }
     return {"format": "flax", "jzero": json.dumps(facts)}
 

@@ -5,25 +5,24 @@ A map of names is a list of rules, the first that fits a name wins:
 expression for the whole name; a rule without `to` leaves the array out.
 """
 
-import json
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from jzero import models
+from jzero.base.files import Text, in_form, read_json, why
 from jzero.base.types import Json, Params
 from jzero.base.version import VERSION
 from jzero.checkpoint.convert.exporting import dotted
-from jzero.checkpoint.format import safetensors
+from jzero.checkpoint.convert.weights import open_weights
 from jzero.checkpoint.format.header import Leaf
-from jzero.checkpoint.format.leaves import by_name
+from jzero.checkpoint.format.leaves import by_name, narrowed
 from jzero.checkpoint.format.safetensors import Entry
 from jzero.checkpoint.run.loading import PathLike
 from jzero.checkpoint.run.saving import save
@@ -34,7 +33,8 @@ from jzero.flax.adapter import adapt
 Rule: TypeAlias = Mapping[str, Json]
 """One rule of a map of names."""
 
-_RULE_KEYS = {"from", "to", "transpose"}
+_MOST_RULES = 2**24
+"""Bytes of a file of rules."""
 
 
 def import_weights(
@@ -60,8 +60,8 @@ def import_weights(
         CheckpointError: the weights cannot be read or do not fit the model, or `out` cannot be written.
         ConfigError: there is no such model.
     """
-    entries, facts = _open(Path(weights))
-    chosen = dict(model or facts.get("model") or {})
+    entries, exported = open_weights(Path(weights))
+    chosen = dict(model or exported or {})
     if not chosen:
         raise CheckpointError(f"{weights} does not say which model it is of; give its run file.")
     wanted = _abstract(chosen)
@@ -89,7 +89,7 @@ def read_params(weights: PathLike, params: Params, rules: Sequence[Rule] | None 
         CheckpointError: the weights cannot be read or do not fit.
     """
     wanted = {name.replace("/", "."): x for name, x in by_name(params).items()}
-    read = _reader(weights, _open(Path(weights))[0], wanted, rules)
+    read = _reader(weights, open_weights(Path(weights)).entries, wanted, rules)
     return jax.tree.unflatten(jax.tree.structure(params), [read(name) for name in wanted])
 
 
@@ -100,14 +100,27 @@ def read_rules(file: PathLike) -> list[Rule]:
         CheckpointError: it is none.
     """
     try:
-        rules = json.loads(Path(file).read_text())
-        for rule in rules:
-            if not isinstance(rule, dict) or "from" not in rule or rule.keys() - _RULE_KEYS:
-                raise ValueError(f"{rule!r} is no rule; its keys are from, to and transpose")
-            re.compile(rule["from"])
-    except (OSError, ValueError, TypeError, re.error) as error:
-        raise CheckpointError(f"{file} cannot be read as a map of names: {error}.") from error
-    return rules
+        return _checked(read_json(file, list[Json], _MOST_RULES))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as a map of names: {why(error)}.") from error
+
+
+class _Rule(BaseModel):
+    """What a rule may say."""
+
+    model_config = ConfigDict(extra="forbid")
+    pattern: Text = Field(alias="from")
+    to: Text | None = None
+    transpose: Annotated[bool, Strict()] = False
+
+
+def _checked(rules: Sequence[Rule]) -> list[Rule]:
+    for rule in rules:
+        try:
+            re.compile(in_form(rule, _Rule).pattern)
+        except (ValueError, re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{rule!r} is no rule with the keys from, to and transpose: {why(error)}") from None
+    return list(rules)
 
 
 def _abstract(model: Mapping[str, Json]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -141,87 +154,39 @@ def _reader(
     given = entries if rules is None else _renamed(entries, rules)
     described = {name: Leaf(tuple(x.shape), str(x.dtype)) for name, x in wanted.items()}
     match(weights, {name: Leaf(entry.shape, entry.dtype) for name, entry in given.items()}, described, Selection())
-    return lambda name: given[name].read().astype(wanted[name].dtype, copy=False)
 
-
-def _open(path: Path) -> tuple[dict[str, Entry], dict[str, Json]]:
-    """The arrays that a file or folder holds, by name, and what it says of itself."""
-    if path.is_dir():
-        names = (
-            *("model.safetensors.index.json", "model.safetensors", "model.npz"),
-            *("pytorch_model.bin.index.json", "pytorch_model.bin"),
-        )
-        found = next((path / name for name in names if (path / name).is_file()), None)
-        if found is None:
-            raise CheckpointError(f"{path} holds none of {', '.join(names)}.")
-        path = found
-    if path.name.endswith(".index.json"):
+    def read(name: str) -> np.ndarray:
         try:
-            files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} cannot be read as an index of files: {error}.") from error
-        parts = [_open(path.with_name(file)) for file in files]
-        return {name: entry for part, _ in parts for name, entry in part.items()}, parts[0][1] if parts else {}
-    if path.suffix == ".npz":
-        return _open_npz(path), {}
-    if path.suffix in {".bin", ".pt", ".pth"}:
-        return _open_torch(path), {}
-    return safetensors.open_file(path), _facts(path)
+            return narrowed(given[name].read(), wanted[name].dtype)
+        except Exception as error:  # each format's library has its own
+            raise CheckpointError(f"{given[name].name} of {weights} cannot be read: {why(error)}.") from error
 
-
-def _facts(file: Path) -> dict[str, Json]:
-    """What `export` wrote into it; nothing if something else did."""
-    try:
-        facts = json.loads(safetensors.read_metadata(file).get("jzero", "{}"))
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _open_npz(file: Path) -> dict[str, Entry]:
-    try:
-        with file.open("rb") as opened:
-            archive = np.load(opened)
-            heads = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{file} cannot be read as npz: {str(error).rstrip('.')}.") from error
-    return {name: Entry(name, x.shape, x.dtype.name, lambda x=x: [x]) for name, x in heads.items()}
-
-
-def _open_torch(file: Path) -> dict[str, Entry]:
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise CheckpointError(
-            f"{file} is a torch state dict, which needs PyTorch: pip install 'jzero[torch]'."
-        ) from None
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise CheckpointError(f"{file} cannot be read as a torch state dict: {error}.") from error
-
-    def entry(name: str, tensor: "torch.Tensor") -> Entry:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        bits = {"bfloat16": torch.int16}.get(dtype)
-        read = lambda: tensor.numpy() if bits is None else tensor.view(bits).numpy().view(jnp.bfloat16)
-        return Entry(name, tuple(tensor.shape), dtype, lambda: [read()])
-
-    return {name: entry(name, tensor) for name, tensor in tensors.items()}
+    return read
 
 
 def _renamed(entries: Mapping[str, Entry], rules: Sequence[Rule]) -> dict[str, Entry]:
     renamed: dict[str, Entry] = {}
+    try:
+        rules = _checked(rules)
+    except ValueError as error:
+        raise CheckpointError(f"The map of names cannot be used: {error}.") from error
     for name, entry in entries.items():
         for rule in rules:
             if found := re.fullmatch(rule["from"], name):
-                if rule.get("to") is not None:
+                if rule.get("to") is None:
+                    break
+                try:
                     to = found.expand(rule["to"])
-                    renamed[to] = _transposed(entry, to) if rule.get("transpose") else entry._replace(name=to)
+                except (re.error, IndexError) as error:
+                    raise CheckpointError(f"The rule {rule!r} of the map of names cannot be used: {error}.") from error
+                if to in renamed:
+                    raise CheckpointError(f"The map of names makes {to!r} of both {renamed[to].name!r} and {name!r}.")
+                renamed[to] = _transposed(entry) if rule.get("transpose") else entry
                 break
         else:
             raise CheckpointError(f"No rule of the map of names fits {name!r}; one without `to` leaves an array out.")
     return renamed
 
 
-def _transposed(entry: Entry, name: str) -> Entry:
-    return Entry(name, entry.shape[::-1], entry.dtype, lambda: [np.ascontiguousarray(entry.read().T)])
+def _transposed(entry: Entry) -> Entry:
+    return entry._replace(shape=entry.shape[::-1], blocks=lambda: [np.ascontiguousarray(entry.read().T)])

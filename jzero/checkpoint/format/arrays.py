@@ -5,10 +5,9 @@ They are not compressed: the bits of trained weights hardly are compressible, an
 
 import functools
 import itertools
-import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +16,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from jzero.checkpoint.format.header import ARRAYS, STAGED
+from jzero.base.types import Json
+from jzero.checkpoint.format.header import ARRAYS
 from jzero.checkpoint.format.leaves import in_default_memory, on_cpus
+from jzero.checkpoint.format.silence import leave_out_tracebacks
 
 _TIMEOUT_SECONDS = 24 * 3600
 """How long a save may take: Orbax's twenty minutes are too few for a large state and a slow disk."""
@@ -26,14 +27,7 @@ _TIMEOUT_SECONDS = 24 * 3600
 _ONE_AT_A_TIME = {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
 
 
-class _NoTracebacks(logging.Filter):
-    """Keeps Orbax's threads from logging a failed write of ours with its traceback; the caller gets a sentence."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (STAGED in record.getMessage() and f"{os.sep}orbax{os.sep}" in record.pathname)
-
-
-logging.getLogger("absl").addFilter(_NoTracebacks())
+leave_out_tracebacks()
 
 
 def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> Callable[[], None]:
@@ -46,12 +40,17 @@ def start_writing(folder: Path, leaves: Mapping[str, jax.Array]) -> Callable[[],
     Returns:
         What has to be called in another thread: it returns when all is written, or raises what went wrong.
     """
+    places: dict[str, str] = {}
+    for name in leaves:
+        if (other := places.setdefault(_place(name), name)) != name:
+            raise ValueError(f"{other!r} and {name!r} are one name to it")
+    finish = functools.partial(_finish, folder=folder, names=tuple(leaves))
     if jax.process_count() > 1 or not on_cpus(leaves):  # several processes start together, on their devices
-        return functools.partial(_finish, _start(folder, leaves))
+        return functools.partial(finish, _start(folder, leaves))
     # In the host's memory nothing has to be copied, and the threads that write can be started from another thread: to
     # start one takes long just after a step, while the process gives the step's memory back to the system.
     held = {name: _hold(x) for name, x in leaves.items()}
-    return lambda: _finish(_start(folder, {name: share() for name, share in held.items()}))
+    return lambda: finish(_start(folder, {name: share() for name, share in held.items()}))
 
 
 def _start(folder: Path, leaves: Mapping[str, jax.Array]) -> ocp.AsyncCheckpointer:
@@ -63,9 +62,47 @@ def _start(folder: Path, leaves: Mapping[str, jax.Array]) -> ocp.AsyncCheckpoint
     return checkpointer
 
 
-def _finish(checkpointer: ocp.AsyncCheckpointer) -> None:
+def _finish(checkpointer: ocp.AsyncCheckpointer, folder: Path, names: Sequence[str]) -> None:
     checkpointer.wait_until_finished()
     checkpointer.close()
+    if jax.process_index() == 0:
+        _merge(folder / ARRAYS)
+        stored = stored_names(folder)
+        if lost := [name for name in names if _place(name) not in stored]:
+            raise ValueError(f"{lost[0]} is not among what can be read again")
+
+
+def _merge(root: Path) -> None:
+    """Makes one database of those that processes wrote, if Orbax has not: it takes the path for a glob to find them."""
+    if (root / "manifest.ocdbt").exists():
+        return
+    context = ts.Context()  # one for both, or what one has cannot be referred to by the other
+    parent = ts.KvStore.open(_database(root), context=context).result()
+    with ts.Transaction(atomic=True) as merged:
+        for part in sorted(root.iterdir()):
+            if part.name.startswith("ocdbt.process_"):
+                child = ts.KvStore.open(_database(part), context=context).result()
+                child.experimental_copy_range_to(parent.with_transaction(merged)).result()
+
+
+def stored_names(folder: Path) -> set[str]:
+    """The leaves whose arrays a checkpoint's database has, without a slash at the end of their names."""
+    keys = ts.KvStore.open(_database(folder / ARRAYS)).result().list().result()
+    return {key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")}
+
+
+def _place(name: str) -> str:
+    """Where the database has a leaf: it takes a slash at the end, as of a parameter without a name, for its own."""
+    return name.removesuffix("/")
+
+
+def _files(root: Path) -> dict[str, Json]:
+    """How tensorstore is told of a folder: as a path, since it would read much in a URL that stands for itself here."""
+    return {"driver": "file", "path": f"{root.absolute()}/"}
+
+
+def _database(root: Path) -> dict[str, Json]:
+    return {"driver": "ocdbt", "base": _files(root)}
 
 
 def _hold(x: jax.Array) -> Callable[[], jax.Array]:
@@ -97,18 +134,27 @@ def read(folder: Path, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str,
 
 def open_leaf(folder: Path, name: str) -> ts.TensorStore:
     """Opens one leaf for reading parts of it into this process's memory, with little of it besides."""
-    base = f"file://{folder.absolute()}/{ARRAYS}/"
-    spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
+    spec = {"driver": "zarr", "kvstore": {**_database(folder / ARRAYS), "path": f"{_place(name)}/"}}
     return ts.open(spec, open=True, read=True, context=ts.Context(_ONE_AT_A_TIME)).result()
 
 
-def read_in_blocks(folder: Path, name: str) -> Iterator[np.ndarray]:
+def read_in_blocks(folder: Path, name: str, shape: tuple[int, ...] | None = None) -> Iterator[np.ndarray]:
     """Reads one leaf into this process's memory from the first row to the last, some rows at a time.
+
+    Args:
+        folder: a complete checkpoint.
+        name: of the leaf.
+        shape: what it should be.
 
     Yields:
         As many whole rows as lie together on the disk: a shard's rows, or all of them if columns are divided.
+
+    Raises:
+        ValueError: it is of another shape, or cannot be read.
     """
     stored = open_leaf(folder, name)
+    if shape is not None and stored.shape != shape:
+        raise ValueError(f"it is stored with the shape {stored.shape} instead of {shape}")
     if not stored.shape:
         yield stored.read().result()
         return
@@ -135,8 +181,7 @@ def leaves_of_files(folder: Path) -> dict[str, dict[str, int]]:
 
     The B+ tree that tells is protected by checksums of its own; leaves of a few bytes lie in it.
     """
-    root = folder / ARRAYS
-    base = ts.KvStore.open(f"file://{root.absolute()}/").result()
+    base = ts.KvStore.open(_files(folder / ARRAYS)).result()
     found: dict[str, dict[str, int]] = {}
 
     def walk(location: str, prefix: bytes) -> None:
@@ -158,9 +203,13 @@ def leaves_of_files(folder: Path) -> dict[str, dict[str, int]]:
 
 def reason(error: BaseException) -> str:
     """Why the file system refused, in a few words."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = f"{error}"
-    if number := re.search(r"(?:OS error |os_error_code=')(\d+)", text):
-        return os.strerror(int(number[1]))
-    return text.partition("\n")[0][:300] or type(error).__name__
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
+        causes.append(cause)
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if number := re.search(r"(?:OS error |os_error_code=')(\d+)", f"{cause}"):
+            return os.strerror(int(number[1]))
+    text = f"{causes[-1]}".partition("\n")[0].partition(" See full TensorStore details")[0]
+    return text[:300].rstrip(".") or type(error).__name__

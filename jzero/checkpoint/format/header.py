@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from pydantic import BaseModel
 
+from jzero.base.files import Text, Whole, in_form, inside, kind_of, open_file, parse_json, read_json, why
 from jzero.base.types import Json
 from jzero.checkpoint.format.leaves import brief
 from jzero.errors import CheckpointError, DamagedCheckpointError
@@ -30,6 +32,9 @@ ARRAYS = "arrays"
 """The folder, inside a checkpoint, in which Orbax keeps the arrays: the name of its item in `arrays.py`."""
 
 SMALL_FILE_BYTES = 2**20
+
+_MOST_BYTES = 2**28
+"""How long the file may be: some millions of leaves and files."""
 
 _AGE_BYTES = 96
 """A header begins with what `age` reads, and that is shorter."""
@@ -94,7 +99,12 @@ def is_complete(folder: Path) -> bool:
 
 
 def write(folder: Path, header: Header) -> None:
-    """Makes a folder of arrays a checkpoint: the file is whole on the disk before it has its name."""
+    """Makes a folder of arrays a checkpoint: the file is whole on the disk before it has its name.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: it could not be read again.
+    """
     content = {
         "format": FORMAT,
         "leaves": {name: [list(leaf.shape), leaf.dtype, leaf.checksum] for name, leaf in header.leaves.items()},
@@ -102,21 +112,35 @@ def write(folder: Path, header: Header) -> None:
         "metadata": header.metadata,
         "order": header.order,
     }
+    content = parse_json(json.dumps(content), dict[str, Json])  # with keys that are no text as they come back
     text = json.dumps({"saved_at": time.time(), "order": header.order, "crc32": _crc(content), "content": content})
     unnamed = folder / f".{FILE}"
     with unnamed.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    _parse(unnamed)
     unnamed.rename(folder / FILE)
+
+
+def check_metadata(metadata: Json) -> None:
+    """Refuses what could not be written, or not be read again.
+
+    Raises:
+        ValueError: it is no JSON, lies too deep, or two of its keys are written alike.
+    """
+    try:
+        parse_json(json.dumps({"content": {"metadata": metadata}}), dict[str, dict[str, dict[str, Json]]])
+    except (TypeError, RecursionError) as error:
+        raise ValueError(why(error)) from None
 
 
 def age(folder: Path) -> Age | None:
     """How old a complete checkpoint is, from the first bytes of its header; None if these are damaged."""
     try:
-        with (folder / FILE).open("rb") as file:
+        with open_file(folder / FILE) as file:
             found = re.match(rb'{"saved_at": ([0-9]+\.?[0-9]*)(?:, "order": ([0-9]+))?, ', file.read(_AGE_BYTES))
-    except OSError:
+    except (OSError, ValueError):
         return None
     return Age(int(found[2] or 0), float(found[1])) if found else None
 
@@ -127,30 +151,61 @@ def read(folder: Path) -> Header:
     Raises:
         CheckpointError: it is damaged, or of another version's format.
     """
-    file = folder / FILE
     try:
-        data = json.loads(file.read_bytes())
-        content, crc = data["content"], data["crc32"]
-        if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"The checkpoint {folder} has format {content['format']}; this version of jzero reads format {FORMAT}."
-            )
-        if crc != _crc(content):
-            raise ValueError("its content does not have its checksum")
-        if data.get("order") != content.get("order"):
-            raise ValueError("its order does not have its checksum")
-        leaves = {
-            name: Leaf(tuple(shape), dtype, checksum) for name, (shape, dtype, checksum) in content["leaves"].items()
-        }
-        files = {name: (size, file_crc) for name, (size, file_crc) in content["files"].items()}
-        return Header(leaves, files, content["metadata"], content.get("order", 0))
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return _parse(folder / FILE)
+    except _AnotherFormat as error:
+        raise CheckpointError(
+            f"The checkpoint {folder} has format {error}; this version of jzero reads format {FORMAT}."
+        ) from None
+    except (OSError, ValueError) as error:
         raise DamagedCheckpointError(
-            f"The checkpoint {folder} is damaged: {FILE} cannot be read ({reason})."
+            f"The checkpoint {folder} is damaged: {FILE} cannot be read ({why(error)})."
         ) from error
+
+
+class _AnotherFormat(ValueError):
+    """The number of the format that a file has."""
+
+
+class _Document(BaseModel):
+    """The file."""
+
+    crc32: Whole
+    content: dict[Text, Json]
+    order: Whole | None = None
+
+
+class _Content(BaseModel):
+    """What the checksum in the file is of."""
+
+    leaves: dict[Text, tuple[list[Whole], Text, Text]]
+    files: dict[Text, tuple[Whole, Whole | None]]
+    metadata: dict[Text, Json]
+    order: Whole = 0
+
+
+def _parse(file: Path) -> Header:
+    document = read_json(file, _Document, _MOST_BYTES)
+    if (number := document.content.get("format")) != FORMAT:
+        raise _AnotherFormat(number)
+    if document.crc32 != _crc(document.content):
+        raise ValueError("its content does not have its checksum")
+    if document.order != document.content.get("order"):
+        raise ValueError("its order does not have its checksum")
+    content = in_form(document.content, _Content)
+    leaves = {name: Leaf(tuple(shape), dtype, checksum) for name, (shape, dtype, checksum) in content.leaves.items()}
+    for name, leaf in leaves.items():
+        try:
+            known = jnp.dtype(leaf.dtype).kind != "O"
+        except TypeError:
+            known = False
+        if not known:
+            raise ValueError(f"{name} is of dtype {leaf.dtype}, which jzero does not know")
+    for name, (size, crc) in content.files.items():
+        inside(file.parent, name)
+        if crc is not None and size > SMALL_FILE_BYTES:
+            raise ValueError(f"{name} has {size} bytes, too many for a checksum in the header")
+    return Header(leaves, content.files, content.metadata, content.order)
 
 
 def describe_files(folder: Path) -> dict[str, tuple[int, int | None]]:
@@ -167,18 +222,22 @@ def describe_files(folder: Path) -> dict[str, tuple[int, int | None]]:
 def damaged_files(folder: Path, header: Header) -> dict[str, str]:
     """What is wrong with files of a checkpoint, as far as sizes and the small files' contents tell."""
     problems = {}
+    for place, _, names in os.walk(folder):  # what nobody names might be opened all the same
+        for path in (Path(place, name) for name in names):
+            if kind := kind_of(path.stat()) if path.exists() else None:
+                problems[path.relative_to(folder).as_posix()] = f"is {kind}, not a file"
     for name, (size, crc) in header.files.items():
-        file = folder / name
         try:
-            actual = file.stat().st_size
-            if actual != size:
-                problems[name] = f"is {actual} bytes long instead of {size}"
-            elif crc is not None and zlib.crc32(file.read_bytes()) != crc:
-                problems[name] = "has other contents than were written"
-        except OSError as error:
-            problems[name] = (
-                "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-            )
+            with open_file(folder / name) as file:
+                actual = os.fstat(file.fileno()).st_size
+                if actual != size:
+                    problems[name] = f"is {actual} bytes long instead of {size}"
+                elif crc is not None and zlib.crc32(file.read(size)) != crc:
+                    problems[name] = "has other contents than were written"
+        except FileNotFoundError:
+            problems[name] = "is missing"
+        except (OSError, ValueError) as error:
+            problems[name] = f"cannot be read: {why(error)}"
     return problems
 
 

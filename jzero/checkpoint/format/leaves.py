@@ -5,20 +5,35 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import DTypeLike
 
 from jzero.base.types import Placements, PyTree
+from jzero.errors import CheckpointError
 
 
 def by_name(tree: PyTree, is_leaf: Callable[[PyTree], bool] | None = None) -> dict[str, PyTree]:
     """The leaves of a pytree under their paths, in tree order.
+
+    Raises:
+        CheckpointError: two of them have one path, as under a key with a slash in it.
 
     Example:
         >>> by_name({"params": {"layers": [1, 2]}})
         {'params/layers/0': 1, 'params/layers/1': 2}
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    named: dict[str, PyTree] = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in named:
+            raise CheckpointError(
+                f"two arrays are both named {name!r} in a checkpoint, where slashes are between the parts of a name; "
+                "name one of them otherwise in the model."
+            )
+        named[name] = leaf
+    return named
 
 
 def true_shapes(tree: PyTree, placements: Placements) -> dict[str, tuple[int, ...]]:
@@ -81,3 +96,35 @@ def brief(shape: Sequence[int], dtype: object) -> str:
 def is_floating(dtype: str) -> bool:
     """Whether numbers of this dtype may be rounded to another floating one."""
     return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+
+
+def narrows(dtype: DTypeLike, to: DTypeLike) -> bool:
+    """Whether a number that is finite in one dtype may not be so in another floating one.
+
+    Example:
+        >>> narrows("float32", "bfloat16"), narrows("bfloat16", "float32"), narrows("bfloat16", "float16")
+        (True, False, True)
+    """
+    floating = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(to, jnp.floating)
+    return floating and float(jnp.finfo(dtype).max) > float(jnp.finfo(to).max)
+
+
+def narrowed(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    """Numbers rounded to another dtype, in which all that are finite must stay so.
+
+    Raises:
+        OverflowError: one is too large for it.
+
+    Example:
+        >>> narrowed(np.array([1.0, 65504.0]), "float16").dtype
+        dtype('float16')
+        >>> narrowed(np.array([1.0, 7e4]), "float16")
+        Traceback (most recent call last):
+        OverflowError: 70000.0 is too large for float16
+    """
+    to = jnp.dtype(dtype)
+    with np.errstate(over="ignore"):
+        y = x.astype(to, copy=False)
+    if narrows(x.dtype, to) and (lost := np.isfinite(x) & ~np.isfinite(y)).any():
+        raise OverflowError(f"{x[lost].flat[0]} is too large for {to}")
+    return y

@@ -5,6 +5,7 @@ A file is the length of a JSON header (8 bytes, little endian), the header, and 
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from pydantic import BaseModel
 
+from jzero.base.files import Text, Whole, in_form, parse_json, why
+from jzero.base.files import open_file as open_regular
 from jzero.base.types import Json
 from jzero.errors import CheckpointError
 
@@ -34,6 +38,10 @@ NAMES = {
     "bool": "BOOL",
 }
 """The format's name of each dtype."""
+
+_METADATA = "__metadata__"
+_MOST_HEADER = 100_000_000
+"""What the format allows, in bytes."""
 
 _DTYPES = {short: jnp.dtype(name) for name, short in NAMES.items()}
 
@@ -87,10 +95,13 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
     for entry in entries:
         if entry.dtype not in NAMES:
             raise CheckpointError(f"{entry.name} is of dtype {entry.dtype}, which safetensors does not have.")
+        if entry.name == _METADATA or entry.name in header:
+            why_not = "two arrays of one name" if entry.name in header else "an array of this name"
+            raise CheckpointError(f"{entry.name!r} cannot be written: safetensors does not have {why_not}.")
         end = offset + entry.nbytes
         header[entry.name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps({"__metadata__": dict(metadata), **header}).encode()
+    text = json.dumps({_METADATA: dict(metadata), **header}).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)))
@@ -110,41 +121,72 @@ def open_file(file: Path) -> dict[str, Entry]:
     """Opens a file: its arrays by name, each read when it is asked for.
 
     Raises:
-        CheckpointError: it is no such file, or shorter than it says.
+        CheckpointError: it is no such file, shorter or longer than it says, or its header contradicts itself.
     """
     header, start = _header(file)
-    return {name: _entry(file, name, facts, start) for name, facts in header.items() if name != "__metadata__"}
+    return {name: _entry(file, name, facts, start) for name, facts in header.arrays.items()}
 
 
 def read_metadata(file: Path) -> dict[str, str]:
     """The `__metadata__` of a file."""
-    return _header(file)[0].get("__metadata__", {})
+    return _header(file)[0].metadata
 
 
-def _header(file: Path) -> tuple[dict[str, Json], int]:
+class _Facts(BaseModel):
+    """What the header says of an array: the offsets of its first byte and of the first behind it."""
+
+    dtype: Text
+    shape: list[Whole]
+    data_offsets: tuple[Whole, Whole]
+
+
+class _Header(NamedTuple):
+    metadata: dict[str, str]
+    arrays: dict[str, _Facts]
+
+
+def _header(file: Path) -> tuple[_Header, int]:
+    """The header of a file, found to be right, and where the arrays' bytes begin."""
     try:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            size = file.stat().st_size
-            if length > size - 8:
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            head = opened.read(8)
+            length = int.from_bytes(head, "little")
+            if len(head) < 8 or length > size - 8:
                 raise ValueError("it ends inside its header")
-            header = json.loads(opened.read(length))
-        ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
-        if 8 + length + max(ends, default=0) > size:
-            raise ValueError(f"it is {size} bytes long instead of {8 + length + max(ends)}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{file} cannot be read as safetensors: {reason}.") from error
-    return header, 8 + length
+            if length > _MOST_HEADER:
+                raise ValueError(f"its header has {length} bytes, and the format allows {_MOST_HEADER}")
+            content = parse_json(opened.read(length), dict[str, Json])
+        metadata = in_form(content.pop(_METADATA, {}), dict[str, Text])
+        arrays = in_form(content, dict[str, _Facts])
+        _check_offsets(arrays, size - 8 - length)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as safetensors: {why(error)}.") from error
+    return _Header(metadata, arrays), 8 + length
 
 
-def _entry(file: Path, name: str, facts: Mapping[str, Json], start: int) -> Entry:
-    if facts["dtype"] not in _DTYPES:
-        raise CheckpointError(f"{file}: {name} is of dtype {facts['dtype']}, which jzero does not read.")
-    dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], tuple(facts["shape"]), facts["data_offsets"]
+def _check_offsets(arrays: Mapping[str, _Facts], size: int) -> None:
+    """Every byte behind the header belongs to one array, and each has as many as its shape and dtype need."""
+    at = 0
+    for name, facts in sorted(arrays.items(), key=lambda item: item[1].data_offsets):
+        begin, end = facts.data_offsets
+        if facts.dtype not in _DTYPES:
+            raise ValueError(f"{name} is of dtype {facts.dtype}, which jzero does not read")
+        needed = math.prod(facts.shape) * _DTYPES[facts.dtype].itemsize
+        if end - begin != needed:
+            raise ValueError(f"{name}, {facts.dtype}{facts.shape}, needs {needed} bytes and is given {end - begin}")
+        if begin != at:
+            raise ValueError(f"{name} begins at byte {begin} of the data, and what lies before it ends at {at}")
+        at = end
+    if at != size:
+        raise ValueError(f"it holds {size} bytes of data instead of {at}")
+
+
+def _entry(file: Path, name: str, facts: _Facts, start: int) -> Entry:
+    dtype, shape, (begin, end) = _DTYPES[facts.dtype], tuple(facts.shape), facts.data_offsets
 
     def blocks() -> list[np.ndarray]:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             opened.seek(start + begin)
             return [np.frombuffer(opened.read(end - begin), dtype).reshape(shape)]
 

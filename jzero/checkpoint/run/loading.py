@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from jzero.base.files import kind_of
 from jzero.base.types import Json, Placements, PyTree
 from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
-from jzero.checkpoint.format.leaves import by_name, in_default_memory, on_devices, true_shapes
+from jzero.checkpoint.format.leaves import by_name, in_default_memory, narrows, on_devices, true_shapes
 from jzero.checkpoint.run.place import find
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection, Source, match
-from jzero.errors import DamagedCheckpointError
+from jzero.errors import CheckpointError, DamagedCheckpointError
 
 PathLike = str | os.PathLike[str]
 
@@ -71,10 +72,14 @@ def load(
             if not source.grown:  # the others keep some of their values
                 live[name].delete()
     parts = _read_verified(folder, head, _targets(head, sources, live))
-    loaded = {
-        name: _assemble(source, parts, live[name], head) if live[name].size else _empty(live[name])
-        for name, source in sources.items()
-    }
+    loaded, overflows = {}, {}
+    for name, source in sources.items():
+        if not live[name].size:
+            loaded[name] = _empty(live[name])
+            continue
+        loaded[name], overflow = _assemble(source, parts, live[name], head)
+        overflows |= {} if overflow is None else {name: overflow}
+    _check_overflows(folder, {name: live[name].dtype for name, overflow in overflows.items() if overflow})
     leaves = [loaded.get(name, x) for name, x in live.items()]
     if jax.process_index() == 0:
         for note in notes:
@@ -136,39 +141,64 @@ def _read_verified(folder: Path, head: Header, targets: Mapping[str, jax.ShapeDt
     return parts
 
 
-def _assemble(source: Source, parts: Mapping[str, jax.Array], to: LeafToFill, head: Header) -> jax.Array:
-    """Brings what was read into the form, the dtype and the place of the wanted leaf."""
+def _assemble(
+    source: Source, parts: Mapping[str, jax.Array], to: LeafToFill, head: Header
+) -> tuple[jax.Array, jax.Array | None]:
+    """Brings what was read into the form, the dtype and the place of the wanted leaf.
+
+    Returns:
+        The leaf; and bool[], whether a number was too large for its dtype, if that can be.
+    """
     xs = [parts[name] for name in source.names]
     if source.grown:
         return _grow(xs[0], to, head.leaves[source.names[0]].shape)
     if not source.stacked and source.index is None and xs[0].dtype == to.dtype:
-        return xs[0]
+        return xs[0], None
     sharding = to.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, sharding.spec)
-    x = _change(xs, source.stacked, source.index, jnp.dtype(to.dtype), sharding)
-    return x if to.sharding == x.sharding else jax.device_put(x, to.sharding)
+    x, overflow = _change(xs, source.stacked, source.index, jnp.dtype(to.dtype), sharding)
+    return x if to.sharding == x.sharding else jax.device_put(x, to.sharding), overflow
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _change(xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding) -> jax.Array:
+def _change(
+    xs: list[jax.Array], stacked: bool, index: int | None, dtype: np.dtype, sharding: Sharding
+) -> tuple[jax.Array, jax.Array | None]:
     x = jnp.stack(xs) if stacked else xs[0] if index is None else xs[0][index]
-    return jax.lax.with_sharding_constraint(x.astype(dtype), sharding)
+    return jax.lax.with_sharding_constraint(x.astype(dtype), sharding), _overflow(x, dtype)
 
 
-def _grow(x: jax.Array, present: LeafToFill, shape: tuple[int, ...]) -> jax.Array:
+def _overflow(x: jax.Array, dtype: np.dtype) -> jax.Array | None:
+    return (jnp.isfinite(x) & ~jnp.isfinite(x.astype(dtype))).any() if narrows(x.dtype, dtype) else None
+
+
+def _check_overflows(folder: Path, leaves: Mapping[str, np.dtype]) -> None:
+    if leaves:
+        to = next(iter(leaves.values()))
+        raise CheckpointError(
+            f"The checkpoint {folder} holds numbers that are too large for {to}, in which this run keeps its state "
+            f"between steps: {_listed(list(leaves))}; keep the state in float32, or what is as wide as it was saved in."
+        )
+
+
+def _grow(x: jax.Array, present: LeafToFill, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
     """What was read, padded, in the first part of a leaf that keeps its present values beyond the saved `shape`."""
     if not isinstance(present, jax.Array):
         raise TypeError("what grows must be an array of a live state: it keeps some of its values")
-    grown = _overlay(on_devices(x), on_devices(present), shape, in_default_memory(present.sharding))
-    return grown if grown.sharding == present.sharding else jax.device_put(grown, present.sharding)
+    to = in_default_memory(present.sharding)
+    grown, overflow = _overlay(on_devices(x), on_devices(present), shape, to)
+    return grown if grown.sharding == present.sharding else jax.device_put(grown, present.sharding), overflow
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _overlay(x: jax.Array, present: jax.Array, shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
+def _overlay(
+    x: jax.Array, present: jax.Array, shape: tuple[int, ...], sharding: Sharding
+) -> tuple[jax.Array, jax.Array | None]:
     within = [jax.lax.broadcasted_iota(jnp.int32, x.shape, dim) < size for dim, size in enumerate(shape)]
     saved = functools.reduce(jnp.logical_and, within)
-    return jax.lax.with_sharding_constraint(jnp.where(saved, x.astype(present.dtype), present), sharding)
+    grown = jnp.where(saved, x.astype(present.dtype), present)
+    return jax.lax.with_sharding_constraint(grown, sharding), _overflow(x, present.dtype)
 
 
 def _empty(like: LeafToFill) -> jax.Array:
@@ -196,10 +226,13 @@ def check_files(folder: Path, head: Header) -> None:
 
 def _leaves_in(folder: Path, head: Header, damaged: Mapping[str, str]) -> list[str]:
     """The leaves that damaged files hold: of a shortened one, those that lie beyond its end."""
+    sizes = {file: (folder / file).stat() for file in damaged if (folder / file).exists()}
+    if any(map(kind_of, sizes.values())):  # nothing may be opened that might be a pipe
+        return []
     files = _leaves_of_files(folder)
     lost: dict[str, None] = {}
     for file in damaged:
-        intact = (folder / file).stat().st_size if (folder / file).is_file() else 0
+        intact = sizes[file].st_size if file in sizes else 0
         whole_file = intact == head.files[file][0]
         lost |= {leaf: None for leaf, end in files.get(file, {}).items() if whole_file or end > intact}
     return [leaf for leaf in head.leaves if leaf in lost]

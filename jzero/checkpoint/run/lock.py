@@ -8,12 +8,17 @@ import time
 import warnings
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from jzero.base.files import Text, Whole, kind_of, parse_json
 from jzero.errors import CheckpointError
 
 try:
     import fcntl
 except ImportError:  # where there is no POSIX
     fcntl = None
+
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class FolderLock:
@@ -27,19 +32,19 @@ class FolderLock:
         what: what is being written, for the message.
 
     Raises:
-        CheckpointError: another process holds it.
+        CheckpointError: another process holds it, or what lies in its place is a link or no file.
         OSError: the file cannot be made.
     """
 
     def __init__(self, file: Path, what: Path):
         while True:
-            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = _open(file)
             try:
                 if fcntl is None:
                     raise OSError
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.read(handle, 4096).decode(errors="replace")
+                holder = os.read(handle, 4096)
                 os.close(handle)
                 raise CheckpointError(
                     f"{what} is being written by another run ({_describe(holder)}); stop it or choose another folder."
@@ -72,8 +77,35 @@ def _is_file(handle: int, file: Path) -> bool:
         return False
 
 
-def _describe(holder: str) -> str:
+def _open(file: Path) -> int:
+    """Opens the lock file, which may be new; never what a link leads to, for it is written over."""
     try:
-        return "process {pid} on {host}, since {since}".format(**json.loads(holder))
-    except (ValueError, KeyError):
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o644)
+    except OSError as error:
+        if not file.is_symlink():
+            raise
+        raise _not_a_lock(file, "a link") from error
+    if kind := kind_of(os.fstat(handle)):
+        os.close(handle)
+        raise _not_a_lock(file, kind)
+    return handle
+
+
+def _not_a_lock(file: Path, kind: str) -> CheckpointError:
+    return CheckpointError(f"{file} is {kind}, and should be the file that keeps other runs away; remove it.")
+
+
+class _Holder(BaseModel):
+    """What a lock file says."""
+
+    host: Text
+    pid: Whole
+    since: Text
+
+
+def _describe(holder: bytes) -> str:
+    try:
+        found = parse_json(holder, _Holder)
+    except ValueError:
         return "unknown to its lock file"
+    return f"process {found.pid} on {found.host}, since {found.since}"

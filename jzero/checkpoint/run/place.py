@@ -37,11 +37,12 @@ def find(path: str | os.PathLike[str]) -> Path:
         CheckpointError: there is none.
     """
     path = Path(path).absolute()
+    _check_name(path)
     if is_complete(path):
         return path
     if not path.exists():
-        if is_complete(staging(path)):
-            return staging(path)
+        if is_complete(staging(final(path))):
+            return staging(final(path))
         raise CheckpointError(f"There is no checkpoint at {path}: the folder does not exist.")
     if inside := complete_in(path):
         return inside[-1][1]
@@ -77,14 +78,31 @@ def _by_step(folder: Path) -> dict[int, Path]:
 
 def make_folder(path: Path) -> None:
     """Makes a folder and those around it, if they are not there."""
+    _check_name(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
+def final(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint that is saved to a path comes to lie: behind a link, in the place that the link leads to."""
+    path = Path(path).absolute()
+    return path.resolve() if path.is_symlink() else path
+
+
+def _check_name(path: Path) -> None:
+    r"""Refuses what the libraries that read and write arrays take for another place: `\` for `/`, `gs:/` for a URL."""
+    if found := next((part for part in ("\\", "gs:/") if part in f"{path.absolute()}/"), None):
+        raise CheckpointError(
+            f"{path} cannot hold a checkpoint: where its arrays are written, {found.rstrip('/')!r} in a path means "
+            "another place; choose another name, or rename the folder."
+        )
+
+
 def make_room(path: Path) -> None:
     """Clears the way for a checkpoint, and refuses to replace what is none."""
+    _check_name(path)
     if path.is_dir() and not any(path.iterdir()):
         path.rmdir()
     if path.exists() and not is_complete(path):
@@ -99,7 +117,7 @@ def swap_in(path: Path) -> None:
     if path.exists():
         path.rename(_outdated(path))
     staging(path).rename(path)
-    shutil.rmtree(_outdated(path), ignore_errors=True)
+    _delete(_outdated(path))
 
 
 def recover(path: Path) -> None:
@@ -108,8 +126,8 @@ def recover(path: Path) -> None:
         candidates = (staging(path), _outdated(path))
         if found := next((folder for folder in candidates if is_complete(folder)), None):
             found.rename(path)
-    for leftover in path.parent.glob(f"{staging(path).name}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in _leftovers(path):
+        _delete(leftover)
 
 
 def clear(path: Path) -> None:
@@ -117,15 +135,21 @@ def clear(path: Path) -> None:
     for _ in range(100):
         recover(path)
         time.sleep(0.02)
-        if not any(path.parent.glob(f"{staging(path).name}*")):
+        if not _leftovers(path):
             return
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """What saves of a checkpoint have not finished or put aside."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return [entry for entry in beside if entry.name.startswith(staging(path).name)]
 
 
 def tidy(folder: Path) -> None:
     """Finishes and clears away what killed processes left in a run's folder that nobody else writes to."""
     for entry in list(folder.iterdir()):
         if entry.name.startswith(".") and entry.name.endswith(REMOVED):
-            shutil.rmtree(entry, ignore_errors=True)
+            _delete(entry)
         elif found := re.fullmatch(rf"\.(.*-[0-9]+){re.escape(STAGED)}.*", entry.name):
             recover(folder / found[1])
         elif re.fullmatch(r"\..*-[0-9]+\.lock", entry.name):
@@ -133,7 +157,15 @@ def tidy(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint so that no half of it can be taken for one."""
+    """Removes a checkpoint so that no half of it can be taken for one; of a link, the link."""
     doomed = path.with_name(f".{path.name}{REMOVED}")
     path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a folder with what is in it, as far as it can be deleted, or a link."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

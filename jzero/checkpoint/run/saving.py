@@ -1,7 +1,6 @@
 """Saving: the true arrays of a state and a JSON object, in the background, committed in one moment or not at all."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from jzero.checkpoint.format import arrays, checksum, header
 from jzero.checkpoint.format.header import Header, Leaf
 from jzero.checkpoint.format.leaves import by_name, true_shapes, without_padding
 from jzero.checkpoint.run.lock import FolderLock
-from jzero.checkpoint.run.place import clear, make_folder, make_room, next_order, recover, staging, swap_in
+from jzero.checkpoint.run.place import clear, final, make_folder, make_room, next_order, recover, staging, swap_in
 from jzero.checkpoint.run.processes import agree, on_first_process
 from jzero.checkpoint.run.selection import Selection
 from jzero.errors import CheckpointError
@@ -83,7 +82,7 @@ def save(
         CheckpointError: the folder holds something else or another run writes to it, the metadata is no JSON, or it
             cannot be written, as far as that is known at once.
     """
-    path = Path(path).absolute()
+    path = final(path)
     _check_metadata(path, metadata)
     shapes = true_shapes(state, placements)
     chosen = {name: x for name, x in by_name(state).items() if Selection(only=only).chooses(name)}
@@ -141,8 +140,8 @@ def save(
 
 def _check_metadata(path: Path, metadata: Json) -> None:
     try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
+        header.check_metadata(metadata)
+    except ValueError as error:
         raise CheckpointError(f"The metadata of the checkpoint {path} cannot be written as JSON: {error}.") from error
 
 

@@ -6,15 +6,20 @@ an error, because only one of the two values could hold.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from jzero.base.files import TooDeep, check_depth, read_bytes, why
 from jzero.base.types import Json
 from jzero.config.schema.scalars import shown
 from jzero.config.schema.section import at
 from jzero.config.sources.accelerate import read_accelerate
 from jzero.errors import ConfigError
+
+MOST_BYTES = 2**20
+"""How long a configuration may be, whatever form it has."""
 
 
 class Read(NamedTuple):
@@ -49,7 +54,7 @@ def read_source(source: str | os.PathLike[str] | Mapping[str, Json], file: str) 
     if accelerate.deepspeed_file is None:
         return Read(accelerate.deepspeed, file, accelerate.notes)
     beside = Path(file).parent / accelerate.deepspeed_file
-    path = beside if beside.exists() else Path(accelerate.deepspeed_file)
+    path = beside if os.path.exists(beside) else Path(accelerate.deepspeed_file)
     return Read(accelerate.over(read_object(path)), str(path), accelerate.notes)
 
 
@@ -60,11 +65,11 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Json]:
         ConfigError: The file is missing, is not text, is not JSON (with line and column), or says a key twice.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file: {error.strerror or error}") from None
-    except ValueError:
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
         raise ConfigError(f"{path}: cannot read the file: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read the file: {why(error)}") from None
     if Path(path).suffix in (".yaml", ".yml"):
         from jzero.config.sources.yaml_text import parse_yaml  # the parser is only loaded for files that need it
 
@@ -77,10 +82,13 @@ def parse_object(text: str, file: str) -> dict[str, Json]:
     if not text.strip():
         raise ConfigError(f"{file}: is empty; it must hold one JSON object")
     try:
+        if len(text) > MOST_BYTES:
+            raise ConfigError(f"{file}: not a configuration: it is longer than {MOST_BYTES:,} characters")
         value = _loads(text, file)
+        check_depth(value)
     except ConfigError:  # which is a ValueError
         raise
-    except RecursionError:
+    except (RecursionError, TooDeep):
         raise ConfigError(f"{file}: not a configuration: objects lie too deep in each other") from None
     except ValueError:  # Python reads no whole number of more than 4300 digits
         raise ConfigError(f"{file}: not a configuration: a number has thousands of digits") from None
@@ -96,8 +104,7 @@ class _Pairs(dict):
 
     def __init__(self, pairs: list[tuple[str, Json]]):
         super().__init__(pairs)
-        names = [name for name, _ in pairs]
-        self.twice = [name for name in self if names.count(name) > 1] if len(self) < len(names) else []
+        self.twice = [name for name, n in Counter(name for name, _ in pairs).items() if n > 1]
 
 
 def _twice(value: Json, path: str = "") -> Iterator[str]:

@@ -1,10 +1,14 @@
 """Plain direct I/O: long sections of files to and from aligned memory, cut into requests that threads make.
 
-The page cache would take the memory that offloading is to spare, and copy every byte once more.
+The page cache would take the memory that offloading is to spare, and copy every byte once more. A section that is read
+is compared with what was written there.
 """
 
+import errno
 import mmap
 import os
+import stat
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +36,14 @@ def aligned_memory(n_bytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, max(aligned(n_bytes), ALIGNMENT)), np.uint8)
 
 
+def checksum(memory: np.ndarray) -> int:
+    """Tells sections apart, u8[n] with n a multiple of `ALIGNMENT`, at the speed of memory.
+
+    Each page is summed up, and the sums are CRC-32's: a page that is lost, moved, old or changed changes it.
+    """
+    return zlib.crc32(memory.view(np.uint64).reshape(-1, ALIGNMENT // 8).sum(axis=1))
+
+
 class Disk:
     """Makes requests, several at a time; reads and writes do not wait for each other.
 
@@ -46,12 +58,17 @@ class Disk:
         self._writers = ThreadPoolExecutor(depth, "nvme write")
 
     def read(self, file: "File", memory: np.ndarray, offset: int) -> None:
-        """Fills memory, u8[n], from a file.
+        """Fills memory, u8[n], from a section of a file: one that was written as a whole, if any was.
 
         Raises:
-            OffloadError: the disk fails, or the file ends before.
+            OffloadError: the disk fails, the file ends before, or holds something else than was written.
         """
         self._transfer(self._readers, os.preadv, file, memory, offset, "read")
+        if (written := file.sums.get(offset)) is not None and written != (len(memory), checksum(memory)):
+            raise OffloadError(
+                f"{file.path} is damaged: the {len(memory)} bytes at {offset} are not what was written; "
+                "load a checkpoint, and look after the disk."
+            )
 
     def write(self, file: "File", memory: np.ndarray, offset: int) -> None:
         """Writes memory, u8[n], to a file.
@@ -59,7 +76,9 @@ class Disk:
         Raises:
             OffloadError: the disk fails or is full.
         """
+        file.sums.pop(offset, None)
         self._transfer(self._writers, os.pwritev, file, memory, offset, "written")
+        file.sums[offset] = len(memory), checksum(memory)
 
     def _transfer(
         self, threads: ThreadPoolExecutor, call: Callable, file: "File", memory: np.ndarray, offset: int, done: str
@@ -85,20 +104,26 @@ class File:
         path: of the file, which is made if it is not there.
         n_bytes: its size.
 
+    Attributes:
+        sums: of each section that was written: by its offset, its length and checksum.
+
     Raises:
-        OSError: no such folder, no permission, no space.
+        OSError: no such folder, no permission, no space, or what is there is a link or no file.
     """
 
     def __init__(self, path: Path, n_bytes: int):
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.sums: dict[int, tuple[int, int]] = {}
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.handle = os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
         except OSError as error:
-            if error.errno != 22:  # EINVAL: a file system without direct I/O, such as one in memory
+            if error.errno != errno.EINVAL:  # a file system without direct I/O, such as one in memory
                 raise
             self.handle = os.open(path, flags, 0o644)
         try:
+            if not stat.S_ISREG(os.fstat(self.handle).st_mode):
+                raise OSError(errno.EINVAL, f"{path.name} in it is no file")
             os.truncate(self.handle, n_bytes)
             os.posix_fallocate(self.handle, 0, max(n_bytes, 1))
         except OSError:

@@ -6,28 +6,26 @@ The fp32 parameters and moments of the others are in files, each process's own.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jzero.base.types import Batch, Device, Params, PyTree
 from jzero.base.units import format_bytes
 from jzero.config.schema.sections import Aio
 from jzero.config.schema.zero import OffloadOptimizer
-from jzero.errors import ConfigError, JzeroError, OffloadError
+from jzero.errors import OffloadError
 from jzero.jaxpr import evaluate, parts, trace
 from jzero.offload.host.update import Plan
 from jzero.offload.host_budget import free_memory
 from jzero.offload.interface import OptimizerLayout, Run, StateLayout
 from jzero.offload.nvme.disk import Disk
-from jzero.offload.nvme.folder import NVME_KEY, Folder
 from jzero.offload.nvme.groups import Shard
 from jzero.offload.nvme.kinds import sort_kinds
 from jzero.offload.nvme.partition import StatePartition
 from jzero.offload.nvme.pieces import Pieces
+from jzero.offload.nvme.places import check_alone, newest_common, open_folder, raise_together
 from jzero.offload.nvme.store import Store, lay_out
 from jzero.optim.apply import widened
 from jzero.sharding.host_memory import PINNED_HOST
@@ -85,16 +83,21 @@ class NvmeState:
         shards = [Shard(self._pieces.size(i), kind_of[piece.leaf]) for i, piece in enumerate(self._pieces.all)]
         sub_group = in_files.sub_group or GROUP_ELEMENTS
         on_disk = lay_out(shards, kinds, min(GROUP_ELEMENTS, sub_group))
-        self._folder = _open(files.nvme_path, on_disk.n_bytes, self._description(sub_group))
-        self._store = Store(
-            on_disk,
-            self._folder,
-            Disk(aio.block_size, aio.queue_depth * aio.intra_op_parallelism),
-            files.buffer_count,
-            {i: operands[i] for kind in kinds for i in kind.scalars},
-            grad_dtype=np.float32,
-            divides=bool(fixed.max_norm) or in_files.at_use,
-        )
+        self._folder = open_folder(files.nvme_path, on_disk.n_bytes, self._description(sub_group))
+        try:
+            self._store = Store(
+                on_disk,
+                self._folder,
+                Disk(aio.block_size, aio.queue_depth * aio.intra_op_parallelism),
+                files.buffer_count,
+                {i: operands[i] for kind in kinds for i in kind.scalars},
+                grad_dtype=np.float32,
+                divides=bool(fixed.max_norm) or in_files.at_use,
+            )
+        except BaseException:
+            self._folder.close()  # nobody else holds it, and another try must find it free
+            raise
+        self._made = False
         self._memory_kind = PINNED_HOST if in_files.at_use else None
 
     def init(self, seed: np.uint32, params: Params = None) -> PyTree:
@@ -118,8 +121,15 @@ class NvmeState:
             make = jax.jit(lambda *xs: evaluate(part, xs), out_shardings=shardings)
             return dict(zip(numbers, make(*[operands[i] for i in reads]), strict=True))
 
-        self._write(made)
-        return self._run.init(seed, *given)
+        try:
+            self._write(made)
+            state = self._run.init(seed, *given)
+        except BaseException:
+            if not self._made:  # there is no engine then that could be asked to let the folder go
+                self._folder.close()
+            raise
+        self._made = True
+        return state
 
     def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         """Takes one training step.
@@ -202,14 +212,30 @@ class NvmeState:
         Raises:
             OffloadError: there is none.
         """
-        step = _common(set(self._folder.steps().values()))
+        step = newest_common(set(self._folder.steps().values()))
         if step is None:
+            lost = f" ({'; '.join(self._folder.lost)})" if self._folder.lost else ""
             raise OffloadError(
-                f"{self._folder.path} holds no state of an earlier run of this model on these devices; "
+                f"{self._folder.path} holds no state of an earlier run of this model on these devices{lost}; "
                 "load a checkpoint instead."
             )
+        recovered, error = None, None
         recorded = self._folder.adopt(step)
+        try:
+            check_alone(self._folder)
+            recovered = self._recovered(state, recorded)
+        except OffloadError as failure:
+            error = failure
+        except (KeyError, ValueError) as failure:
+            error = OffloadError(f"{self._folder.path} is damaged: its record lacks a part of the state ({failure}).")
+        try:
+            raise_together(error)
+        except BaseException:
+            self._folder.disown()
+            raise
+        return recovered
 
+    def _recovered(self, state: PyTree, recorded: Mapping[str, np.ndarray]) -> PyTree:
         def rest(number: int, like: jax.Array) -> jax.Array:
             part = lambda index: recorded[_part_name(number, index)].view(like.dtype)
             return jax.make_array_from_callback(like.shape, like.sharding, part)
@@ -275,28 +301,3 @@ class NvmeState:
 
 def _part_name(number: int, index: tuple[slice, ...]) -> str:
     return ",".join(map(str, (number, *(part.start or 0 for part in index))))
-
-
-def _open(nvme_path: str | None, n_bytes: int, layout: str) -> Folder:
-    """This process's folder; a process that cannot have one ends all of them, for they would wait for it."""
-    root, folder, error = Path(nvme_path or ""), None, None
-    try:
-        if not root.is_dir():
-            raise ConfigError(f"{NVME_KEY}: {root} is not there, or no folder; name one on a disk of this machine.")
-        folder = Folder(root / "jzero" / f"process-{jax.process_index()}", n_bytes, layout)
-    except JzeroError as refusal:
-        error = refusal
-    failed = np.array([error is not None])
-    if jax.process_count() > 1:
-        failed = multihost_utils.process_allgather(failed).ravel()
-    if folder is None or failed.any():
-        raise error or ConfigError(f"{NVME_KEY}: process {failed.argmax()} cannot use it, and says why.")
-    return folder
-
-
-def _common(steps: set[int]) -> int | None:
-    """The newest step whose state every process has."""
-    if jax.process_count() > 1:
-        mine = np.array([*steps, -1, -1][:2], np.int64)
-        steps = set.intersection(*[set(row) for row in multihost_utils.process_allgather(mine).tolist()])
-    return max((step for step in steps if step >= 0), default=None)

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from math import ceil, log2
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from jzero.base.files import check_depth, read_bytes, why
 from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.plan.hardware.network import Network, read_network
@@ -26,6 +26,9 @@ GPUS: tuple[str, ...] = tuple(
     sorted(file.name.removesuffix(".toml") for file in _FILES.iterdir() if file.name.endswith(".toml"))
 )
 """The GPUs that have a file."""
+
+_MOST_BYTES = 2**18
+"""How long a user's file may be."""
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -260,17 +263,24 @@ def _known(gpu: str) -> GpuFigures:
 def _read(path: str) -> GpuFigures:
     """A user's file."""
     try:
-        given: dict[str, Json] = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"The GPU file {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The GPU file {path} is not TOML: {error}.") from None
+        text = read_bytes(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The GPU file {path} cannot be read: {why(error)}.") from None
+    try:
+        given: dict[str, Json] = tomllib.loads(text.decode())
+        check_depth(given)
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deep, or a number of thousands of digits
+        raise ConfigError(f"The GPU file {path} is not TOML: {why(error)}.") from None
     like = given.pop("like", None)
     if like is not None:
-        if like not in GPUS:
+        if not isinstance(like, str) or like not in GPUS:
             raise ConfigError(f"{path}: `like` = {like!r} is no known GPU; known are {', '.join(GPUS)}.")
         known = tomllib.loads((_FILES / f"{like}.toml").read_text())
-        tables = {key: {**known[key], **given[key]} for key in given if isinstance(given[key], dict) and key in known}
+        tables = {
+            key: {**known[key], **given[key]}
+            for key in given
+            if isinstance(given[key], dict) and isinstance(known.get(key), dict)
+        }
         given = {**known, **given, **tables}
     try:
         figures = TypeAdapter(GpuFigures).validate_python({"name": path, **given})

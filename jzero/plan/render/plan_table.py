@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from jzero.base.terminal import escape
 from jzero.base.units import format_bytes
 from jzero.plan.compiled.collectives import KINDS
 from jzero.plan.hardware.cluster import USABLE

@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from jzero.base.terminal import escape
+
 _FORMATS = {
     "loss": "loss {:.4f}",
     "validation_loss": "validation {:.4f}",
@@ -52,7 +54,7 @@ class ConsoleView:
         """Updates the bar; prints a line if it is due."""
         self._shown |= metrics
         if "validation_loss" in metrics or step % self._every == 0 or step == self._total:
-            self._console.print(f"step {step:>5}  {describe(metrics)}", highlight=False, soft_wrap=True)
+            self._console.print(f"step {step:>5}  {escape(describe(metrics))}", highlight=False, soft_wrap=True)
         self._bar.update(self._task, completed=step, figures=describe(self._shown))
 
     def close(self) -> None:

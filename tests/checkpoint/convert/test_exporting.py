@@ -1,6 +1,7 @@
 """Exports come block by block to the same bits, leave nothing half written, and are never mixed with another one."""
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -90,3 +91,42 @@ def test_files_that_are_no_weights_are_a_sentence(saved, tmp_path):
         safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "a.safetensors", {"jzero": facts})
         with pytest.raises(CheckpointError, match="does not say which model it is of; give its run file"):
             import_weights(tmp_path / "a.safetensors", tmp_path / "c")
+
+
+def test_names_that_a_file_cannot_tell_apart_are_refused(tmp_path):
+    one, two = jnp.ones(2), jnp.zeros(2)
+    for leaves, format, says in (
+        (
+            {"a": {"b": one}, "a.b": two},
+            "npz",
+            r"params/a/b and params/a\.b of .* would both be exported as 'a\.b'; name",
+        ),
+        (
+            {"__metadata__": one},
+            "safetensors",
+            r"'__metadata__' cannot be written: safetensors does not have an array of",
+        ),
+    ):
+        checkpoint.save(tmp_path / "c", {"params": leaves}, {}).wait()
+        with pytest.raises(CheckpointError, match=says):
+            export(tmp_path / "c", tmp_path / "out", format=format)
+        assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize("name", ["", "/", "a/", "a//b", "..", "../x", ".zarray", "x/.zarray/y", "%2f", " "])
+def test_odd_names_come_back(tmp_path, name):
+    leaves = {"params": {name: jnp.arange(6.0), "b": jnp.ones(2)}}
+    checkpoint.save(tmp_path / "c", leaves, {}).wait()
+    loaded, _ = checkpoint.load(tmp_path / "c", jax.tree.map(jnp.zeros_like, leaves))
+    (file,) = export(tmp_path / "c", tmp_path / "out")
+    exported = safetensors.numpy.load_file(file)
+    for x in (loaded["params"][name], exported[name.replace("/", ".")]):
+        np.testing.assert_array_equal(x, np.arange(6))
+
+
+def test_names_that_differ_by_a_slash_at_the_end_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"could not be written: 'params/a' and 'params/a/' are one name to it\."):
+        checkpoint.save(tmp_path / "c", {"params": {"a": jnp.ones(2), "a/": jnp.zeros(2)}}, {}).wait()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match=r"^two arrays are both named 'params/a/b' in a checkpoint, where"):
+        checkpoint.save(tmp_path / "c", {"params": {"a": {"b": jnp.ones(2)}, "a/b": jnp.zeros(2)}}, {})

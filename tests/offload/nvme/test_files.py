@@ -74,6 +74,11 @@ def test_stations_take_one_at_a_time_and_stop_at_the_first_failure():
 
     with pytest.raises(OffloadError, match="no more"):
         run_stations(range(100), [None, None], [station])
+    assert 3 not in seen  # which of two threads comes first, nobody can tell
+    inside[0] = 0
+    seen.clear()
+    with pytest.raises(OffloadError, match="no more"):
+        run_stations(range(100), [None], [station])
     assert seen == [0, 1, 2]
 
 

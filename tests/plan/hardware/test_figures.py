@@ -1,5 +1,6 @@
 """What is known of GPUs: one file each, found by JAX's names too, and files of a user's own."""
 
+import os
 import re
 
 import pytest
@@ -99,6 +100,11 @@ def test_a_file_may_stand_alone(gpu_file):
         ('like = "h200"\nnetwork = "fast"', r"No network is named 'fast'"),
         ("memory = 1", r"mine.toml: `device_kind`: field required"),
         ("memory = ", r"The GPU file .*mine.toml is not TOML: "),
+        ("like = 5", r"mine.toml: `like` = 5 is no known GPU"),
+        ('like = "h200"\nmemory.x = 1', r"mine.toml: `memory`: input should be a valid integer"),
+        ("memory = " + "[" * 5000, r"The GPU file .*mine.toml is not TOML: "),
+        ("memory = " + "9" * 5000, r"The GPU file .*mine.toml is not TOML: "),
+        ("#" * 2**19, r"The GPU file .*mine.toml cannot be read: it is longer than the 262 kB that such a file"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_sentence(gpu_file, text, sentence):
@@ -110,6 +116,12 @@ def test_what_is_wrong_with_a_file_is_one_sentence(gpu_file, text, sentence):
 def test_a_file_that_is_not_there():
     with pytest.raises(ConfigError, match=r"The GPU file nowhere.toml cannot be read: No such file"):
         Cluster("nowhere.toml", 8)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "mine.toml")
+    with pytest.raises(ConfigError, match=r"The GPU file .*mine.toml cannot be read: it is a named pipe, not a file\."):
+        gpu_figures(str(tmp_path / "mine.toml"))
 
 
 def test_collectives_take_their_hops_and_the_slowest_link():

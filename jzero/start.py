@@ -18,12 +18,13 @@ from jzero.errors import ConfigError, ModelError
 from jzero.flax.model import Model
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
-from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.sharding.mesh import mesh_for, n_data_shards, outside_meshes
 from jzero.sharding.placement import path_name
 from jzero.zero.build import Functional, build_functional
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
+@outside_meshes
 def initialize(
     *,
     model: object,
@@ -100,6 +101,7 @@ def initialize(
     return Engine(fns, store.init(np.uint32(seed), params), store)
 
 
+@outside_meshes
 def functional(
     *,
     model: object,

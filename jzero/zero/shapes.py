@@ -21,7 +21,7 @@ from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
 from jzero.jaxpr import Program, every_equation, name_of, place_of
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
-from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION
+from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION, LAPACK
 from jzero.sharding.mesh import DATA_AXES, TENSOR_AXIS, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
@@ -168,17 +168,37 @@ def scanned_by_loops(
     arguments = params, model_state, local_batch, jax.eval_shape(jax.random.key, 0)
     try:
         jax.eval_shape(shard_over_data(probe, mesh, spec, spec), *arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AssertionError) as error:
         if dtypes.compute is None or jnp.dtype(dtypes.compute).name not in str(error):
             raise
-        raise ModelError(
-            f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: "
-            f"{str(error).splitlines()[0]} ({place_in(error)}). Cast to float32 in front of that operation, or name "
-            "the parameters in front of it in `jzero.keep_fp32`."
-        ) from error
-    if mesh.shape[TENSOR_AXIS] > 1:
-        _check_left_to_compiler(jax.make_jaxpr(shard_over_data(traced, mesh, spec, spec))(*arguments), mesh)
+        said = " ".join(filter(None, str(error).split("------")[0].splitlines()[:4]))
+        raise _not_in_16_bits(dtypes, said, place_in(error)) from error
+    whole_mesh, in_16_bits = mesh.shape[TENSOR_AXIS] == 1, dtypes.compute is not None
+    if in_16_bits or not whole_mesh:
+        loss = jax.make_jaxpr(shard_over_data(traced, mesh, spec, spec))(*arguments)
+        if in_16_bits:
+            _check_linear_algebra(loss, dtypes)
+        if not whole_mesh:
+            _check_left_to_compiler(loss, mesh)
     return found
+
+
+def _not_in_16_bits(dtypes: Precision, said: str, place: str) -> ModelError:
+    """What to say of an operation that does not take the dtype of a run."""
+    return ModelError(
+        f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: {said} "
+        f"({place}). Cast to float32 in front of that operation, or name what comes in front of it in "
+        '`jzero.keep_fp32`: parameters, or leaves of the batch as "batch.x".'
+    )
+
+
+def _check_linear_algebra(loss: Program, dtypes: Precision) -> None:
+    """Refuses what no library computes in 16 bits, which JAX says only when it compiles."""
+    place = "somewhere"
+    for eqn, _, _ in every_equation(loss):
+        place = place_of(eqn) or place  # functions of JAX's own are traced to equations from no file, and come next
+        if name_of(eqn) in LAPACK and any(v.aval.dtype == dtypes.compute for v in eqn.invars):
+            raise _not_in_16_bits(dtypes, f"{name_of(eqn)} takes float32 and wider", place)
 
 
 def _check_left_to_compiler(loss: Program, mesh: Mesh) -> None:

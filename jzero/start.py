@@ -19,7 +19,7 @@ from jzero.flax.model import Model
 from jzero.launch.agreement import agree, facts_of_process
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
-from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.sharding.mesh import mesh_for, n_data_shards, outside_meshes
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, build_functional
@@ -27,6 +27,7 @@ from jzero.zero.given import Given, given_like_model, with_model_state
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
+@outside_meshes
 def initialize(
     *,
     model: object,
@@ -56,7 +57,8 @@ def initialize(
         sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
-        trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
+        trainable: which parameters to train: a function of the dotted name, a type of NNX variable such as
+            `nnx.LoRAParam`, or a pytree of bool. All by default.
         params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation; or all
             variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them.
         model_state: what else lasts, such as `{"batch_stats": ...}`, in place of the model's own.
@@ -112,6 +114,7 @@ def initialize(
     return Engine(fns, with_model_state(store.init(np.uint32(seed), given.params), given.model_state), store)
 
 
+@outside_meshes
 def functional(
     *,
     model: object,

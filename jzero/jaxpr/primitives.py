@@ -16,6 +16,12 @@ DOT, CONVOLUTION, GATHER, ALL_GATHER, REDUCE_SCATTER = (
 )
 CALLBACKS = frozenset({"pure_callback", "io_callback"})
 CUSTOM_PARTITIONING = "custom_partitioning"
+LAPACK = frozenset({
+    "cholesky", "eig", "eigh", "hessenberg", "householder_product", "lu", "qr", "schur", "svd", "tridiagonal",
+    "tridiagonal_solve",
+})  # fmt: skip
+"""What linear-algebra libraries compute, and none of them in 16 bits."""
+
 FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
 BARRIER, UPDATE_SLICE = "optimization_barrier", "dynamic_update_slice"
 

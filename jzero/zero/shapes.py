@@ -1,13 +1,12 @@
 """What tracing a model tells before a step is built: shapes, what trains, and which dimensions loops walk along."""
 
 import math
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
@@ -18,19 +17,17 @@ from jzero.errors import BatchError, ModelError
 from jzero.flax.adapter import adapt
 from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
+from jzero.flax.surroundings import fitted, place_in
 from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
 from jzero.jaxpr import Program, every_equation, name_of, place_of
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
-from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION
+from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION, LAPACK
 from jzero.sharding.mesh import DATA_AXES, TENSOR_AXIS, shard_over_data
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.batches import fitting
 from jzero.zero.precision import Precision
-
-PACKAGE = str(Path(__file__).parents[1])
-"""The folder of jzero's own code."""
 
 _WHOLE_MESH_ONLY = {
     FLASH_ATTENTION: "cuDNN's attention",
@@ -39,8 +36,8 @@ _WHOLE_MESH_ONLY = {
 }
 """Primitives that JAX only lowers where it divides every axis of the mesh itself."""
 
-Trainable = Callable[[str], bool]
-"""Whether to train a parameter, by its dotted name."""
+Trainable = Callable[[str], bool] | type[nnx.Variable]
+"""Whether to train a parameter, by its dotted name; or which type of NNX variable to train, such as `nnx.LoRAParam`."""
 
 
 def adapted(model: object, loss_fn: LossFn, config: Config) -> Model:
@@ -58,7 +55,8 @@ def adapted(model: object, loss_fn: LossFn, config: Config) -> Model:
     pure = adapt(model, loss_fn)
     offloads = config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing
     # Under `jit` so that a loss is traced once for the search for loops, the step, and every setting of a plan.
-    return pure._replace(apply=jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4))
+    jitted = jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4)
+    return fitted(pure._replace(apply=jitted))
 
 
 def model_width(model: Model, sample_batch: Batch) -> int | None:
@@ -135,16 +133,31 @@ def _check_names(tree: PyTree, what: str) -> None:
         seen[name] = path
 
 
-def trainable_mask(params: Params, trainable: Trainable | Mask | None) -> Mask:
-    """A pytree of bool like the parameters; integer leaves cannot be trained."""
-    if callable(trainable):
+def trainable_mask(params: Params, trainable: Trainable | Mask | None, types: Mapping[str, type]) -> Mask:
+    """A pytree of bool like the parameters; integer leaves cannot be trained.
+
+    Args:
+        params: shapes of the parameters.
+        trainable: see `jzero.initialize`.
+        types: see `Model`.
+    """
+    if isinstance(trainable, type):
+        chosen = {name for name, kind in types.items() if issubclass(kind, trainable)}
+        if not chosen:
+            kinds = ", ".join(sorted({kind.__name__ for kind in types.values()})) or "no NNX variables"
+            raise ModelError(f"trainable is {trainable.__name__}, but no parameter is of that type; there are {kinds}.")
+        mask = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path) in chosen, params)
+    elif callable(trainable):
         mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path_name(path))), params)
     elif trainable is None:
         mask = jax.tree.map(lambda _: True, params)
     elif jax.tree.structure(trainable) == jax.tree.structure(params):
         mask = jax.tree.map(bool, trainable)
     else:
-        raise ModelError("trainable must be a function of a parameter's name or a pytree of bool like the parameters.")
+        raise ModelError(
+            "trainable must be a function of a parameter's name, a type of NNX variable or a pytree of bool like the "
+            "parameters."
+        )
     mask = jax.tree.map(lambda wanted, x: wanted and jnp.issubdtype(x.dtype, jnp.inexact), mask, params)
     if not any(jax.tree.leaves(mask)):
         names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -172,17 +185,37 @@ def scanned_by_loops(
     arguments = params, model_state, local_batch, jax.eval_shape(jax.random.key, 0)
     try:
         jax.eval_shape(shard_over_data(probe, mesh, spec, spec), *arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AssertionError) as error:
         if dtypes.compute is None or jnp.dtype(dtypes.compute).name not in str(error):
             raise
-        raise ModelError(
-            f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: "
-            f"{str(error).splitlines()[0]} ({_place_of(error)}). Cast to float32 in front of that operation, or name "
-            "the parameters in front of it in `jzero.keep_fp32`."
-        ) from error
-    if mesh.shape[TENSOR_AXIS] > 1:
-        _check_left_to_compiler(jax.make_jaxpr(shard_over_data(traced, mesh, spec, spec))(*arguments), mesh)
+        said = " ".join(filter(None, str(error).split("------")[0].splitlines()[:4]))
+        raise _not_in_16_bits(dtypes, said, place_in(error)) from error
+    whole_mesh, in_16_bits = mesh.shape[TENSOR_AXIS] == 1, dtypes.compute is not None
+    if in_16_bits or not whole_mesh:
+        loss = jax.make_jaxpr(shard_over_data(traced, mesh, spec, spec))(*arguments)
+        if in_16_bits:
+            _check_linear_algebra(loss, dtypes)
+        if not whole_mesh:
+            _check_left_to_compiler(loss, mesh)
     return found
+
+
+def _not_in_16_bits(dtypes: Precision, said: str, place: str) -> ModelError:
+    """What to say of an operation that does not take the dtype of a run."""
+    return ModelError(
+        f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: {said} "
+        f"({place}). Cast to float32 in front of that operation, or name what comes in front of it in "
+        '`jzero.keep_fp32`: parameters, or leaves of the batch as "batch.x".'
+    )
+
+
+def _check_linear_algebra(loss: Program, dtypes: Precision) -> None:
+    """Refuses what no library computes in 16 bits, which JAX says only when it compiles."""
+    place = "somewhere"
+    for eqn, _, _ in every_equation(loss):
+        place = place_of(eqn) or place  # functions of JAX's own are traced to equations from no file, and come next
+        if name_of(eqn) in LAPACK and any(v.aval.dtype == dtypes.compute for v in eqn.invars):
+            raise _not_in_16_bits(dtypes, f"{name_of(eqn)} takes float32 and wider", place)
 
 
 def _check_left_to_compiler(loss: Program, mesh: Mesh) -> None:
@@ -195,13 +228,6 @@ def _check_left_to_compiler(loss: Program, mesh: Mesh) -> None:
                 f"left to the compiler, and the axis `{TENSOR_AXIS}` has {mesh.shape[TENSOR_AXIS]} devices: make the "
                 "mesh with tensor=1, or do without; jzero.attention takes another path there."
             )
-
-
-def _place_of(error: Exception) -> str:
-    """The innermost line of an error's traceback that is neither jzero's nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(PACKAGE)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "in an installed package"
 
 
 def layer_size(placements: Placements, scanned: Mapping[int, frozenset[int]]) -> int:

@@ -60,7 +60,7 @@ def run_both_ways(case: Case) -> Outcome:
         loss_fn=case.loss_fn,
         config=config(3, ROWS),
         sample_batch=case.batch,
-        optimizer=_recording(optimizer),
+        optimizer=recording(optimizer),
         trainable=case.trainable,
         mesh=jzero.make_mesh(jax.devices()[:N_DEVICES], tensor=case.tensor),
     )
@@ -74,7 +74,7 @@ def run_both_ways(case: Case) -> Outcome:
     return Outcome(sharded, alone, leaves, program)
 
 
-def _recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def recording(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """An optimizer whose state also holds the latest gradients: the only place where a user sees them exactly."""
 
     def init(params):

@@ -22,7 +22,7 @@ def restrict(program: Subprogram, live: Sequence[bool]) -> tuple[Subprogram, lis
     smaller, consts, used = without_dead_code(closed_jaxpr(program), live, keep_inputs=False)
     jaxpr = cast(Jaxpr, smaller)
     # JAX 0.10 takes a Pallas kernel for something with an effect, and never drops it.
-    needed, eqns = set(jaxpr.outvars), []
+    needed, eqns = {v for v in jaxpr.outvars if not isinstance(v, jex_core.Literal)}, []
     for eqn in reversed(jaxpr.eqns):
         if not needed.isdisjoint(eqn.outvars):
             eqns.append(eqn)

@@ -5,9 +5,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
+from jax.extend.core.primitives import custom_jvp_call_p, custom_vjp_call_p
 
 from jzero.base.types import PyTree
 from jzero.jaxpr.versions import without_dead_code
@@ -16,6 +19,8 @@ __all__ = [
     "Equation", "Jaxpr", "Program", "ShapedArray", "Subprogram", "Variable",
     "bind", "closed_jaxpr", "evaluate", "subprogram", "trace",
 ]  # fmt: skip
+
+_CUSTOM_RULES = {custom_jvp_call_p, custom_vjp_call_p}
 
 
 class Variable(Protocol):
@@ -109,12 +114,19 @@ def closed_jaxpr(program: Subprogram) -> jex_core.ClosedJaxpr:
 
 def evaluate(program: Subprogram, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Evaluates a jaxpr."""
-    return jex_core.jaxpr_as_fun(closed_jaxpr(program))(*operands)
+    return [_array(x) for x in jex_core.jaxpr_as_fun(closed_jaxpr(program))(*operands)]
 
 
 def bind(eqn: Equation, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Applies an equation's primitive to new operands, under the equation's own context and name."""
+    if eqn.primitive in _CUSTOM_RULES:  # its derivative is the user's own code, to which a constant is an array too
+        operands = [_array(x) for x in operands]
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _array(value: jax.Array | np.ndarray | float) -> jax.Array:
+    """A constant of a jaxpr, which JAX keeps as NumPy's or Python's, as the array that it was in the traced code."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from jax.experimental import pallas as pl
+from jax.experimental.ode import odeint
 
 from tests.zoo.case import Case, Pure, floats
 
@@ -118,6 +119,13 @@ def make_spectral(key):
     return {"filter": jax.lax.complex(real, imag) / 8, "order": order, "unused": jnp.ones((D, OUT))}
 
 
+def neural_ode(p, batch):
+    """Hidden units that move by a differential equation: the rule of its solver indexes constant times."""
+    field = lambda y, t, w, bias: jnp.tanh(y @ w + bias)[:, :D] * t
+    path = odeint(field, batch["x"], jnp.array([0.0, 0.5, 1.0]), p["w"], p["bias"], rtol=1e-6, atol=1e-7)
+    return (path[-1] @ p["w"] @ p["v"]).var(-1).mean()
+
+
 class Unused(nnx.Module):
     def __init__(self, rngs):
         self.used, self.unused = nnx.Linear(D, OUT, rngs=rngs), nnx.Linear(D, OUT, rngs=rngs)
@@ -190,6 +198,7 @@ CASES = {
     "gradient penalty": pure(gradient_penalty, uses={"w": 3, "v": 2}),
     "jvp": pure(directional, uses={"w": 2, "v": 2}),
     "gradient by parameters": pure(derivative_by_parameters, per_device=True, uses={"w": 2, "v": 3}),
+    "neural ode": pure(neural_ode, per_device=True, uses={"w": 2}, rtol=1e-4, full=True),  # steps by rows
     "hessian": pure(hessian_trace, uses={"w": 3, "v": 0}),
     "complex, integer and unused": pure(spectral, make_spectral, uses={"unused": 0}),
     "nnx unused": Case(lambda rngs: Unused(rngs), squares, BATCH, uses={"unused.kernel": 0, "steps": 3}),

@@ -109,6 +109,21 @@ def make_rearranged(key):
     return {"qk": jax.random.normal(a, (D, 2 * OUT)) / 12, "heads": jax.random.normal(b, (D, 40)) / 12}
 
 
+def lengthened(params, batch):
+    """Weights that grow by constants before their use: padded, transformed at another length, with a row replaced."""
+    wide = jnp.pad(params["w"], ((0, 0), (0, 5)))
+    long = lambda x: jnp.fft.rfft(x, n=2 * D)
+    convolved = jnp.fft.irfft(long(batch["x"]) * long(params["kernel"]), n=2 * D)[:, :D]
+    smoothed = jax.vmap(lambda x: jax.scipy.signal.fftconvolve(x, params["kernel"][:9], mode="same"))(batch["x"])
+    first_off = params["v"].at[0].set(0.0) + jax.lax.pad(params["v"][1:], 1.0, [(1, 0, 0), (0, 0, 0)])
+    return ((jnp.tanh(convolved + smoothed) @ wide)[:, :OUT] @ first_off).var(-1).mean()
+
+
+def make_lengthened(key):
+    shapes = {"w": (D, OUT), "v": (OUT, 16), "kernel": (D,)}
+    return {n: jax.random.normal(jax.random.fold_in(key, i), s) * 0.2 for i, (n, s) in enumerate(shapes.items())}
+
+
 def squares(model, batch):
     return (model(batch["x"]) ** 2).mean()
 
@@ -131,5 +146,6 @@ CASES = {
     "nnx hypernetwork": Case(lambda rngs: Hyper(rngs), squares, BATCH),
     "linen hypernetwork": Case(LinenHyper(), squares, BATCH),
     "weight standardisation": Case(Pure(make_standardised), standardised, BATCH, uses={"w": 4}),
+    "lengthened": Case(Pure(make_lengthened), lengthened, BATCH, uses={"kernel": 2, "v": 2}, rtol=1e-4),
     "rearranged": Case(Pure(make_rearranged), rearranged, BATCH),
 }

@@ -1,0 +1,185 @@
+"""Models of Hugging Face's transformers, whose Flax classes hold a Linen module as `.module`."""
+
+from typing import Any
+
+from third_party_case import Built, ThirdParty, cross_entropy, floats, labels, next_token, tokens
+
+MODULE = "The class wraps a Linen module; that, `.module`, is the model."
+SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE = {"intermediate_size": 64, "max_position_embeddings": 64}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def _module(kind: str, configuration: str, **sizes: Any) -> Any:
+    """The Linen module of a class, without the weights that the class would make."""
+    import transformers
+
+    return getattr(transformers, kind)(getattr(transformers, configuration)(**sizes), _do_init=False).module
+
+
+def _masked(kind: str, configuration: str, **sizes: Any) -> Built:
+    """An encoder that finds masked tokens again."""
+    ids = tokens(12)
+    batch = {"ids": ids, "mask": (ids % 5 > 0).astype("int32"), "targets": tokens(12, seed=1)}
+
+    def loss_fn(model, batch):
+        ids = batch["ids"]
+        inputs = {"token_type_ids": ids * 0, "position_ids": _positions(ids), "head_mask": None}
+        return cross_entropy(model(ids, batch["mask"], **inputs).logits, batch["targets"])
+
+    return Built(_module(kind, configuration, **sizes), loss_fn, batch)
+
+
+def _positions(ids: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+
+
+def _causal(kind: str, configuration: str, **sizes: Any) -> Built:
+    """A decoder that continues text."""
+
+    def loss_fn(model, ids):
+        return next_token(model(ids, ids * 0 + 1, _positions(ids)).logits, ids)
+
+    return Built(_module(kind, configuration, **sizes), loss_fn, tokens(12))
+
+
+def _bloom() -> Built:
+    def loss_fn(model, ids):
+        return next_token(model(ids, ids * 0 + 1).logits, ids)
+
+    sizes = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    return Built(_module("FlaxBloomForCausalLM", "BloomConfig", **sizes), loss_fn, tokens(12))
+
+
+def _seq2seq(kind: str, configuration: str, **sizes: Any) -> Built:
+    """An encoder with a decoder whose inputs are the targets, shifted."""
+
+    def loss_fn(model, batch):
+        ids, targets = batch["ids"], batch["targets"]
+        inputs = {"attention_mask": ids * 0 + 1, "decoder_attention_mask": targets * 0 + 1}
+        inputs |= {"decoder_input_ids": targets}
+        if not configuration.startswith("T5"):
+            inputs |= {"position_ids": _positions(ids), "decoder_position_ids": _positions(targets)}
+        return next_token(model(ids, **inputs).logits, targets)
+
+    module = _module(kind, configuration, **sizes)
+    return Built(module, loss_fn, {"ids": tokens(12), "targets": tokens(10, seed=1)})
+
+
+BART = {"vocab_size": 96, "d_model": 32, "max_position_embeddings": 64, "dropout": 0.0}
+BART |= {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 64))}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+
+
+def _whisper() -> Built:
+    def loss_fn(model, batch):
+        ids = batch["ids"]
+        positions = {"decoder_attention_mask": ids * 0 + 1, "decoder_position_ids": _positions(ids)}
+        return next_token(model(batch["sound"], decoder_input_ids=ids, **positions).logits, ids)
+
+    sizes = BART | {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
+    module = _module("FlaxWhisperForConditionalGeneration", "WhisperConfig", **sizes, pad_token_id=0)
+    return Built(module, loss_fn, {"sound": floats(8, 32), "ids": tokens(10)})
+
+
+def _images(kind: str, configuration: str, **sizes: Any) -> Built:
+    """A classifier of images, `[rows, height, width, channels]`."""
+
+    def loss_fn(model, batch):
+        return cross_entropy(model(batch["image"]).logits, batch["label"])
+
+    module = _module(kind, configuration, **sizes, num_labels=10)
+    return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
+
+
+def _trained_images(kind: str, configuration: str, **sizes: Any) -> Built:
+    """The same with statistics of batches, which the module takes when it is not deterministic."""
+    built = _images(kind, configuration, **sizes)
+
+    def loss_fn(model, batch):
+        return cross_entropy(model(batch["image"], deterministic=False).logits, batch["label"])
+
+    return Built(built.model, loss_fn, built.batch)
+
+
+def _clip() -> Built:
+    import jzero
+
+    def loss_fn(model, batch):
+        import jax
+        import jax.numpy as jnp
+
+        ids = batch["ids"]
+        found = model(ids, batch["image"], ids * 0 + 1, _positions(ids))
+        scale = jnp.exp(jax.lax.stop_gradient(found.logits_per_text[0, 0]) * 0 + 1.0)
+        text, image = (jzero.all_gather(x) for x in (found.text_embeds, found.image_embeds))
+        logits = scale * text @ image.T
+        pairs = jnp.arange(len(logits))
+        return (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs)) / 2
+
+    part = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "text_config": part | {"vocab_size": 96, "max_position_embeddings": 16, "eos_token_id": 95},
+        "vision_config": part | {"image_size": 32, "patch_size": 8},
+        "projection_dim": 16,
+    }
+    return Built(_module("FlaxCLIPModel", "CLIPConfig", **sizes), loss_fn, {"ids": tokens(12), "image": floats(32, 32, 3)})
+
+
+def _wav2vec2() -> Built:
+    def loss_fn(model, batch):
+        import optax
+
+        logits = model(batch["sound"], batch["sound"] * 0 + 1).logits
+        none = logits[..., 0] * 0
+        return optax.ctc_loss(logits, none, batch["ids"], batch["ids"] * 0.0).mean()
+
+    conv = {"conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_conv_pos_embeddings": 4}
+    sizes = SMALL | STILL | conv | {"intermediate_size": 64, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0}
+    sizes |= {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "feat_proj_dropout": 0.0, "final_dropout": 0.0}
+    module = _module("FlaxWav2Vec2ForCTC", "Wav2Vec2Config", **sizes)
+    return Built(module, loss_fn, {"sound": floats(320), "ids": tokens(5)})
+
+
+LLAMA = SMALL | WIDE | {"num_key_value_heads": 2}
+GPT_NEO = {"vocab_size": 96, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
+GPT_NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 4}
+T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+
+_GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+_ENCODERS = {
+    "bert": ("FlaxBertForMaskedLM", "BertConfig", SMALL | WIDE | STILL),
+    "roberta": ("FlaxRobertaForMaskedLM", "RobertaConfig", SMALL | WIDE | STILL),
+    "electra": ("FlaxElectraForMaskedLM", "ElectraConfig", SMALL | WIDE | STILL | {"embedding_size": 16}),
+    "albert": ("FlaxAlbertForMaskedLM", "AlbertConfig", SMALL | WIDE | STILL | {"embedding_size": 16}),
+}
+_DECODERS = {
+    "gpt2": ("FlaxGPT2LMHeadModel", "GPT2Config", _GPT2),
+    "gptj": ("FlaxGPTJForCausalLM", "GPTJConfig", _GPT2 | {"rotary_dim": 4}),
+    "gpt-neo": ("FlaxGPTNeoForCausalLM", "GPTNeoConfig", GPT_NEO),
+    "opt": ("FlaxOPTForCausalLM", "OPTConfig", SMALL | WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "llama": ("FlaxLlamaForCausalLM", "LlamaConfig", LLAMA),
+    "mistral": ("FlaxMistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 8}),
+    "gemma": ("FlaxGemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 8}),
+}
+_BOTH = {
+    "t5": ("FlaxT5ForConditionalGeneration", "T5Config", T5),
+    "bart": ("FlaxBartForConditionalGeneration", "BartConfig", BART),
+    "marian": ("FlaxMarianMTModel", "MarianConfig", BART | {"pad_token_id": 1, "decoder_start_token_id": 1}),
+}
+
+MODELS = [
+    *(ThirdParty(n, "transformers", lambda given=given: _masked(*given[:2], **given[2]), MODULE) for n, given in _ENCODERS.items()),
+    *(ThirdParty(n, "transformers", lambda given=given: _causal(*given[:2], **given[2]), MODULE) for n, given in _DECODERS.items()),
+    ThirdParty("bloom", "transformers", _bloom, MODULE),
+    *(ThirdParty(n, "transformers", lambda given=given: _seq2seq(*given[:2], **given[2]), MODULE) for n, given in _BOTH.items()),
+    ThirdParty("whisper", "transformers", _whisper, MODULE),
+    ThirdParty("vit", "transformers", lambda: _images("FlaxViTForImageClassification", "ViTConfig", **VIT, intermediate_size=64, **STILL), MODULE),
+    ThirdParty("resnet", "transformers", lambda: _trained_images("FlaxResNetForImageClassification", "ResNetConfig", **RESNET), MODULE),
+    ThirdParty("clip", "transformers", _clip, MODULE + " Its loss compares every text with every image of the batch, so the loss takes the other devices' rows with `jzero.all_gather`."),
+    ThirdParty("wav2vec2", "transformers", _wav2vec2, MODULE),
+]

@@ -20,7 +20,7 @@ from jzero.errors import (
 from jzero.explain.compilations import StepCompilations
 from jzero.explain.parameters import Explanation, explain
 from jzero.offload.interface import StateStore
-from jzero.sharding.mesh import n_data_shards
+from jzero.sharding.mesh import n_data_shards, outside_meshes
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement, split, unpad
 from jzero.zero import checkpointing
@@ -70,6 +70,7 @@ class Engine:
         return self.functional.placements.params
 
     @property
+    @outside_meshes
     def params(self) -> Params:
         """The master parameters as global arrays of their true shapes: the live arrays, or copies of padded ones.
 
@@ -78,6 +79,7 @@ class Engine:
         """
         return unpad(self.store.whole(self.state).params, self.placements)
 
+    @outside_meshes
     def explain(self) -> Explanation:
         """What a training step does with each parameter: where it lies, when it is gathered, and what travels.
 
@@ -89,6 +91,7 @@ class Engine:
         """
         return explain(self.functional)
 
+    @outside_meshes
     def train_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Takes one training step.
 
@@ -138,6 +141,7 @@ class Engine:
         names = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained, is_leaf=is_placement)]
         return why_skipped(metrics, names, self.config.gradient_accumulation_steps)
 
+    @outside_meshes
     def eval_batch(self, batch: Batch) -> dict[str, jax.Array]:
         """Evaluates the loss without training.
 
@@ -168,6 +172,7 @@ class Engine:
             self.state, divided, spread_rows(batch, self.mesh, slice(whole, None), divided=False)
         )
 
+    @outside_meshes
     def save_checkpoint(
         self,
         path: "str | os.PathLike[str]",
@@ -202,6 +207,7 @@ class Engine:
             saving.wait()
         return saving
 
+    @outside_meshes
     def load_checkpoint(
         self,
         path: "str | os.PathLike[str]",
@@ -246,6 +252,7 @@ class Engine:
         self._unread = self._stopped = None
         return metadata["extra"]
 
+    @outside_meshes
     def recover(self) -> int:
         """Goes on from what an earlier run left on NVMe: its last step that was taken; every process must call it.
 

@@ -19,7 +19,7 @@ from jzero.flax.model import Model
 from jzero.launch.agreement import agree, facts_of_process
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
-from jzero.sharding.mesh import mesh_for, n_data_shards
+from jzero.sharding.mesh import mesh_for, n_data_shards, outside_meshes
 from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, build_functional
@@ -27,6 +27,7 @@ from jzero.zero.given import Given, given_like_model, with_model_state
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
+@outside_meshes
 def initialize(
     *,
     model: object,
@@ -112,6 +113,7 @@ def initialize(
     return Engine(fns, with_model_state(store.init(np.uint32(seed), given.params), given.model_state), store)
 
 
+@outside_meshes
 def functional(
     *,
     model: object,

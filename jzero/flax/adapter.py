@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import cast
 
+import jax
 from flax import linen as nn
 from flax import nnx
 
@@ -54,6 +55,13 @@ def adapt(model: object, loss_fn: Callable) -> Model:
         )
     if callable(getattr(model, "init", None)) and not inspect.isclass(model):
         return plain_model(cast(MakesParams, model), loss)
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model)):
+        raise ModelError(
+            f"model is an instance of {type(model).__name__}, a pytree with arrays in it, as Equinox has them; pass an "
+            f"object with `def init(self, key, batch): return eqx.filter({type(model).__name__}(..., key=key), "
+            "eqx.is_array)`, and begin loss_fn(params, batch) with `model = eqx.combine(params, static)`, where "
+            "`static` is the other half of `eqx.partition`."
+        )
     if callable(model):
         return nnx_model(model, loss)
     raise ModelError(

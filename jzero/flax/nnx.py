@@ -10,6 +10,7 @@ from flax import nnx
 from jzero.errors import ModelError
 from jzero.flax.batch_norm import follow_the_engine, synchronise_linen
 from jzero.flax.model import Model, Outcome
+from jzero.flax.surroundings import say_layouts
 from jzero.flax.tied import tied_names
 
 _MODES = "deterministic", "use_running_average"
@@ -18,7 +19,8 @@ _MODES = "deterministic", "use_running_average"
 
 def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
     def make(rngs):
-        module = factory(rngs)
+        with nnx.use_eager_sharding(False):  # where arrays lie is not the model's to say
+            module = factory(rngs)
         if not isinstance(module, nnx.Module):
             raise ModelError(f"model(rngs) returned a {type(module).__name__}; it must return a flax.nnx.Module.")
         return _with_arrays_as_data(module)
@@ -39,6 +41,8 @@ def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
 
     shapes = jax.eval_shape(parts, jax.eval_shape(jax.random.key, 0))
     (graphdef,) = graphdefs
+    variables = [v for state in shapes for _, v in nnx.to_flat_state(state) if isinstance(v, nnx.Variable)]
+    say_layouts(sum(bool(v.get_metadata().get("out_sharding")) for v in variables))
     as_params, as_streams, as_rest = (jax.tree.structure(s) for s in shapes)
     streams_shapes = jax.tree.leaves(shapes[1])
 

@@ -17,10 +17,8 @@ from jzero.jaxpr.versions import without_dead_code
 
 __all__ = [
     "Equation", "Jaxpr", "Program", "ShapedArray", "Subprogram", "Variable",
-    "bind", "closed_jaxpr", "evaluate", "subprogram", "trace",
+    "bind", "closed_jaxpr", "evaluate", "has_custom_rule", "subprogram", "trace",
 ]  # fmt: skip
-
-_CUSTOM_RULES = {custom_jvp_call_p, custom_vjp_call_p}
 
 
 class Variable(Protocol):
@@ -119,12 +117,17 @@ def evaluate(program: Subprogram, operands: Sequence[jax.Array]) -> list[jax.Arr
 
 def bind(eqn: Equation, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Applies an equation's primitive to new operands, under the equation's own context and name."""
-    if eqn.primitive in _CUSTOM_RULES:  # its derivative is the user's own code, to which a constant is an array too
+    if has_custom_rule(eqn):  # a constant is an array to the user's own code too
         operands = [_array(x) for x in operands]
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
         outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def has_custom_rule(eqn: Equation) -> bool:
+    """Whether its derivative is the user's own code."""
+    return eqn.primitive in (custom_jvp_call_p, custom_vjp_call_p)
 
 
 def _array(value: jax.Array | np.ndarray | float) -> jax.Array:

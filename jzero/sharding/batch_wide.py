@@ -85,4 +85,13 @@ def axis_index() -> jax.Array | int:
 
 def _is_divided() -> bool:
     """Whether this is traced inside of a step of jzero's, where devices have different rows."""
-    return not _alike.get() and all(name in jax.sharding.get_abstract_mesh().manual_axes for name in DATA_AXES)
+    return not _alike.get() and all(map(_is_bound, DATA_AXES))
+
+
+def _is_bound(axis: str) -> bool:
+    """Whether collectives may name an axis here; the mesh would not tell where a model is shown none."""
+    try:
+        jax.lax.axis_size(axis)
+    except NameError:
+        return False
+    return True

@@ -7,6 +7,7 @@ axis is of type Auto, because the optimizer and the tensor axis rely on the comp
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +20,12 @@ from jzero.jaxpr.devices import target_of, traced_for
 
 AXES = REPLICA_AXIS, SHARD_AXIS, TENSOR_AXIS = ("replica", "shard", "tensor")
 DATA_AXES = (REPLICA_AXIS, SHARD_AXIS)
+
+NO_AXES = AbstractMesh((), ())
+"""What JAX shows where no mesh is set."""
+
+Taken = ParamSpec("Taken")
+Given = TypeVar("Given")
 
 
 def make_mesh(devices: Sequence[object] | None = None, *, replica: int = 1, tensor: int = 1) -> Mesh:
@@ -120,7 +127,32 @@ def shard_over_data(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTre
         with traced_for(target_of(mesh)):
             return fn(*args)
 
-    return jax.shard_map(traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+    sharded = jax.shard_map(traced, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+
+    def run(*args: PyTree) -> PyTree:
+        with jax.sharding.use_abstract_mesh(NO_AXES):  # that of a `jax.set_mesh` around a pure function
+            return sharded(*args)
+
+    return run
+
+
+def outside_meshes(fn: Callable[Taken, Given]) -> Callable[Taken, Given]:
+    """Runs a function as if there were no `jax.set_mesh` around it: jzero places arrays over its own mesh.
+
+    Example:
+        >>> with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+        ...     outside_meshes(lambda: jax.sharding.get_abstract_mesh().empty)()
+        True
+    """
+
+    @functools.wraps(fn)
+    def run(*args: Taken.args, **kwargs: Taken.kwargs) -> Given:
+        if jax.sharding.get_abstract_mesh().empty:
+            return fn(*args, **kwargs)
+        with jax.set_mesh(Mesh(np.empty((), dtype=object), ())):
+            return fn(*args, **kwargs)
+
+    return run
 
 
 def simulate_devices(n: int) -> None:

@@ -1,9 +1,7 @@
 """What tracing a model tells before a step is built: shapes, what trains, and which dimensions loops walk along."""
 
 import math
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from jzero.errors import BatchError, ModelError
 from jzero.flax.adapter import adapt
 from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
+from jzero.flax.surroundings import fitted, place_in
 from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
 from jzero.jaxpr import Program, every_equation, name_of, place_of
@@ -27,9 +26,6 @@ from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.batches import fitting
 from jzero.zero.precision import Precision
-
-PACKAGE = str(Path(__file__).parents[1])
-"""The folder of jzero's own code."""
 
 _WHOLE_MESH_ONLY = {
     FLASH_ATTENTION: "cuDNN's attention",
@@ -57,7 +53,8 @@ def adapted(model: object, loss_fn: LossFn, config: Config) -> Model:
     pure = adapt(model, loss_fn)
     offloads = config.activation_checkpointing and config.activation_checkpointing.cpu_checkpointing
     # Under `jit` so that a loss is traced once for the search for loops, the step, and every setting of a plan.
-    return pure._replace(apply=jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4))
+    jitted = jax.jit(inputs_on_host(pure.apply) if offloads else pure.apply, static_argnums=4)
+    return fitted(pure._replace(apply=jitted))
 
 
 def model_width(model: Model, sample_batch: Batch) -> int | None:
@@ -160,7 +157,7 @@ def scanned_by_loops(
             raise
         raise ModelError(
             f"the loss cannot be computed in {jnp.dtype(dtypes.compute).name}, as the configuration has it: "
-            f"{str(error).splitlines()[0]} ({_place_of(error)}). Cast to float32 in front of that operation, or name "
+            f"{str(error).splitlines()[0]} ({place_in(error)}). Cast to float32 in front of that operation, or name "
             "the parameters in front of it in `jzero.keep_fp32`."
         ) from error
     if mesh.shape[TENSOR_AXIS] > 1:
@@ -178,13 +175,6 @@ def _check_left_to_compiler(loss: Program, mesh: Mesh) -> None:
                 f"left to the compiler, and the axis `{TENSOR_AXIS}` has {mesh.shape[TENSOR_AXIS]} devices: make the "
                 "mesh with tensor=1, or do without; jzero.attention takes another path there."
             )
-
-
-def _place_of(error: Exception) -> str:
-    """The innermost line of an error's traceback that is neither jzero's nor an installed package's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(PACKAGE)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "in an installed package"
 
 
 def layer_size(placements: Placements, scanned: Mapping[int, frozenset[int]]) -> int:

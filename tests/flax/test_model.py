@@ -1,5 +1,7 @@
 """NNX and Linen models under ZeRO: what is a parameter, what is state, what is random."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -291,3 +293,51 @@ ONE = jnp.ones((), jnp.float32)
 def test_what_a_loss_may_not_return(returned, message):
     with pytest.raises(ModelError, match=message):
         as_means(returned)
+
+
+class EveryCall(nn.Module):
+    """Takes the statistics of the batch at hand, in evaluation too."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.BatchNorm(use_running_average=False)(x))
+
+
+def test_state_that_changes_in_evaluation_is_refused():
+    engine = build(1, STEPS[0], model=EveryCall())
+    with pytest.raises(ModelError, match=r'changes its state in evaluation \(Cannot update variable "mean".*`train`'):
+        engine.eval_batch(STEPS[0])
+
+
+DENSE = nn.Dense(4)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda params, batch: squared_error(lambda x: DENSE.apply({"params": params}, x), batch),
+        lambda params, batch: squared_error(lambda x: DENSE.apply(params, x), batch),
+        lambda model, batch: squared_error(lambda x: DENSE.apply({"params": model.variables["params"]}, x), batch),
+        lambda params, batch: squared_error(lambda x: x @ params["kernel"], batch),
+    ],
+    ids=["params", "variables", "of the model", "by name"],
+)
+def test_a_linen_loss_of_parameters_is_told_what_it_gets(loss):
+    with pytest.raises(ModelError, match=r"loss_fn \(.*\) takes its first argument for parameters, but gets the model"):
+        build(3, STEPS[0], model=DENSE, loss_fn=loss)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Affinely:
+    """As an Equinox module is: a pytree that can be called."""
+
+    weight: jax.Array
+
+    def __call__(self, x):
+        return x @ self.weight
+
+
+def test_a_pytree_with_arrays_is_told_how_it_can_be_given():
+    with pytest.raises(ModelError, match=r"an instance of Affinely, a pytree with arrays .*eqx\.filter\(Affinely"):
+        adapt(Affinely(jnp.ones((3, 4), jnp.float32)), squared_error)

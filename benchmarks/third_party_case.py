@@ -26,11 +26,19 @@ class Package:
 
 @dataclass(frozen=True)
 class Built:
-    """A model as `jzero.initialize` takes it, with its loss and `ROWS` rows of random data."""
+    """A model as `jzero.initialize` takes it.
+
+    Attributes:
+        model: the model.
+        loss_fn: its loss.
+        batch: `ROWS` rows of random data.
+        axis: the axis that it names for the devices that share a batch, as models for `jax.pmap` do.
+    """
 
     model: Any
     loss_fn: Callable
     batch: Any
+    axis: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from third_party_case import Built, ThirdParty, cross_entropy, floats, labels, n
 EXAMPLES = Path(sys.prefix) / "examples"
 """Where `third_party.py` puts them in its environment."""
 NOTHING = "Nothing."
+NO_LAYOUTS = "The layouts over a mesh that its training script gives it (`shd_config`) are left out."
 
 
 def _load(example: str, file: str = "models") -> ModuleType:
@@ -85,7 +86,7 @@ def _imagenet() -> Built:
     def loss_fn(model, batch, train):
         return cross_entropy(model(batch["image"], train=train), batch["label"])
 
-    return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
+    return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()}, axis="batch")
 
 
 def _vae() -> Built:
@@ -107,14 +108,11 @@ def _ppo() -> Built:
     module = _load("ppo").ActorCritic(num_outputs=4)
 
     def loss_fn(model, batch):
-        log_probabilities, values = model(batch["frames"])
-        chosen = (log_probabilities * (batch["action"][:, None] == range_like(log_probabilities))).sum(-1)
-        return (-chosen * batch["advantage"] + 0.5 * (values[:, 0] - batch["returned"]) ** 2).mean()
-
-    def range_like(x):
         import jax.numpy as jnp
 
-        return jnp.arange(x.shape[-1])
+        log_probabilities, values = model(batch["frames"])
+        chosen = (log_probabilities * (batch["action"][:, None] == jnp.arange(4))).sum(-1)
+        return (-chosen * batch["advantage"] + 0.5 * (values[:, 0] - batch["returned"]) ** 2).mean()
 
     batch = {"frames": 255 * abs(floats(84, 84, 4)).clip(0, 1), "action": labels(4)}
     return Built(module, loss_fn, batch | {"advantage": floats(), "returned": floats(seed=1)})
@@ -150,14 +148,15 @@ def _ogbg() -> Built:
     return Built(module, loss_fn, given | ends)
 
 
-def _gemma(**extra: Any) -> Built:
+def _gemma(layouts: bool = False, **extra: Any) -> Built:
     transformer = _load("gemma", "transformer")
     cfg = sys.modules["transformer_cfg"]
     kinds = (cfg.AttentionType.LOCAL_SLIDING, cfg.AttentionType.GLOBAL)
     sizes = {"num_layers": 2, "num_embed": 96, "embed_dim": 32, "hidden_dim": 64, "num_heads": 4, "head_dim": 8}
     sizes |= {"num_kv_heads": 2, "final_logit_softcap": 30.0, "use_post_attn_norm": True, "use_post_ffw_norm": True}
     sizes |= {"attention_types": kinds, "sliding_window_size": 4, "use_qk_norm": True}
-    sizes |= {"shd_config": cfg.ShardingConfig.fsdp_tp_sharding()}
+    if layouts:
+        sizes |= {"shd_config": cfg.ShardingConfig.fsdp_tp_sharding()}
 
     def model(rngs):
         return transformer.Transformer(cfg.TransformerConfig(**sizes), rngs=rngs, **extra)
@@ -197,6 +196,7 @@ MODELS = [
         _ogbg,
         "The loss puts the graphs of its rows together: a batch has a leading dimension, one graph a row.",
     ),
-    ThirdParty("flax-gemma", "flax examples", _gemma, NOTHING),
-    ThirdParty("flax-gemma-sow", "flax examples", _gemma_sown, NOTHING),
+    ThirdParty("flax-gemma", "flax examples", _gemma, NO_LAYOUTS),
+    ThirdParty("flax-gemma-sow", "flax examples", _gemma_sown, NO_LAYOUTS),
+    ThirdParty("flax-gemma-layouts", "flax examples", lambda: _gemma(layouts=True), NOTHING),
 ]

@@ -85,27 +85,9 @@ def _mamba(package: str, kind: str, **changes: Any) -> Built:
     return Built(model, lambda model, ids: next_token(model(ids)["logits"], ids), tokens(16))
 
 
-def _jimmy() -> Built:
-    from flax import nnx
-    from jimmy.models.vit import DinoV2
-
-    class Classifier(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.body = DinoV2(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, rngs=rngs)
-            self.head = nnx.Linear(32, 10, rngs=rngs)
-
-        def __call__(self, x: Any) -> Any:
-            return self.head(self.body(x).reshape(len(x), -1, 32)[:, 0])
-
-    loss_fn = lambda model, batch: cross_entropy(model(batch["image"]), batch["label"])
-    return Built(lambda rngs: Classifier(rngs), loss_fn, {"image": floats(32, 32, 3), "label": labels()})
-
-
 def _e3x() -> Built:
     """Energies of molecules of five atoms, by messages between all pairs of them."""
     import e3x
-    import jax
-    import jax.numpy as jnp
     from flax import linen as nn
 
     targets, sources = e3x.ops.sparse_pairwise_indices(5)
@@ -134,8 +116,7 @@ def _e3x() -> Built:
     def loss_fn(model, batch):
         return ((model(batch["positions"], batch["kinds"]) - batch["energy"]) ** 2).mean()
 
-    kinds = jax.device_get(jnp.asarray(tokens(5, 9)))
-    return Built(Molecules(), loss_fn, {"positions": floats(5, 3), "kinds": kinds, "energy": floats()})
+    return Built(Molecules(), loss_fn, {"positions": floats(5, 3), "kinds": tokens(5, 9), "energy": floats()})
 
 
 def _flaxmodels(kind: str) -> Built:
@@ -168,25 +149,23 @@ def _penzai() -> Built:
     from penzai import pz
     from penzai.models.simple_mlp import MLP
 
-    class Unbound:
-        """What jzero asks of a model without Flax: penzai's parameters, taken out of its model."""
+    make = lambda key: pz.unbind_params(MLP.from_config(key, [8, 32, 4]))
+    skeleton, slots = make(jax.random.key(0))
 
-        def init(self, key, batch):
-            _, variables = pz.unbind_params(MLP.from_config(key, [8, 32, 4]))
-            return {variable.label: variable.value.data_array for variable in variables}
+    class Parameters:
+        """What jzero asks of a model without Flax."""
 
-    skeleton, slots = pz.unbind_params(jax.eval_shape(lambda: MLP.from_config(jax.random.key(0), [8, 32, 4])))
+        def init(self, key: Any, batch: Any) -> Any:
+            return {variable.label: variable.value.data_array for variable in make(key)[1]}
 
     def loss_fn(params, batch):
-        values = [
-            dataclasses.replace(slot, value=dataclasses.replace(slot.value, data_array=params[slot.label]))
-            for slot in slots
-        ]
-        model = pz.bind_variables(skeleton, [value.freeze() for value in values])
-        found = model(pz.nx.wrap(batch["x"], "row", "features")).unwrap("row", "features")
-        return ((found - batch["y"]) ** 2).mean()
+        given = [slot.freeze() for slot in slots]
+        named = [dataclasses.replace(slot.value, data_array=params[slot.label]) for slot in given]
+        values = [dataclasses.replace(slot, value=value) for slot, value in zip(given, named, strict=True)]
+        found = pz.bind_variables(skeleton, values)(pz.nx.wrap(batch["x"], "row", "features"))
+        return ((found.unwrap("row", "features") - batch["y"]) ** 2).mean()
 
-    return Built(Unbound(), loss_fn, {"x": floats(8), "y": floats(4, seed=1)})
+    return Built(Parameters(), loss_fn, {"x": floats(8), "y": floats(4, seed=1)})
 
 
 MODELS = [
@@ -197,10 +176,9 @@ MODELS = [
     ThirdParty("tunix-gemma3", "tunix", _tunix_gemma, NOTHING),
     ThirdParty("mamba2", "mamba2-jax", lambda: _mamba("mamba2_jax", "Mamba2"), NOTHING),
     ThirdParty("mamba3", "mamba3-jax", lambda: _mamba("mamba3_jax", "Mamba3"), NOTHING),
-    ThirdParty("dinov2", "jimmy-vision", _jimmy, "A layer in front of the loss, which the package leaves to its user."),
     ThirdParty("e3x", "e3x", _e3x, NOTHING),
     ThirdParty("flaxmodels-resnet18", "flaxmodels", lambda: _flaxmodels("resnet"), NOTHING),
     ThirdParty("flaxmodels-vgg16", "flaxmodels", lambda: _flaxmodels("vgg"), NOTHING),
     ThirdParty("nano-moe", "nano-moe-jax", _nano_moe, NOTHING),
-    ThirdParty("penzai-mlp", "penzai", _penzai, "penzai's parameters are taken out of its model and put back in the loss."),
+    ThirdParty("penzai-mlp", "penzai", _penzai, "Its parameters are taken out of the model, which is no Flax module, and put back in the loss."),
 ]

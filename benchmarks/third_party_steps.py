@@ -79,6 +79,8 @@ def _by_optax(built: Built) -> Iterator[float]:
     params = jax.tree.map(jnp.copy, engine.params)
     state = jax.tree.map(jnp.copy, engine.state.model_state)
     loss = _pure_loss(built, params, state)
+    if built.axis:
+        loss = jax.vmap(loss, in_axes=None, out_axes=None, axis_size=1, axis_name=built.axis)
     optimizer = _optimizer()
 
     @jax.jit

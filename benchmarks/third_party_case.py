@@ -14,14 +14,19 @@ class Package:
     """Something that pip can get.
 
     Attributes:
-        requirement: what is installed, with its version.
-        beside: what it imports and does not find otherwise; given only where it is installed without its dependencies.
+        requirement: what is installed, with its version; empty for the examples of the Flax that runs.
+        beside: what its models import and would not find.
         why_no_deps: why its own dependencies are not installed, in words that follow "because"; empty if they are.
     """
 
     requirement: str
     beside: tuple[str, ...] = ()
     why_no_deps: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.requirement.replace("==", " ") or "Flax's examples"
 
 
 @dataclass(frozen=True)

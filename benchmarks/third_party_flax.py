@@ -19,7 +19,8 @@ def _load(example: str, file: str = "models") -> ModuleType:
     folder = EXAMPLES / example
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(file, folder / f"{file}.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[file] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -36,9 +36,9 @@ def _tunix(name: str) -> ModuleType:
     import importlib
 
     spec = find_spec("tunix")
-    assert spec and spec.submodule_search_locations
+    assert spec is not None
     package = sys.modules["tunix"] = ModuleType("tunix")
-    package.__path__ = list(spec.submodule_search_locations)
+    package.__path__ = list(spec.submodule_search_locations or ())
     return importlib.import_module(f"tunix.models.{name}.model")
 
 
@@ -128,7 +128,9 @@ def _flaxmodels(kind: str) -> Built:
         loss_fn = lambda model, batch, train: cross_entropy(model(batch["image"], train=train), batch["label"])
     else:
         module = flaxmodels.VGG16(output="logits", pretrained=None, normalize=False, num_classes=10, include_head=False)
-        loss_fn = lambda model, batch: cross_entropy(model(batch["image"], train=False).mean((1, 2))[:, :10], batch["label"])
+        loss_fn = lambda model, batch: cross_entropy(
+            model(batch["image"], train=False).mean((1, 2))[:, :10], batch["label"]
+        )
     return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
 
 
@@ -180,5 +182,10 @@ MODELS = [
     ThirdParty("flaxmodels-resnet18", "flaxmodels", lambda: _flaxmodels("resnet"), NOTHING),
     ThirdParty("flaxmodels-vgg16", "flaxmodels", lambda: _flaxmodels("vgg"), NOTHING),
     ThirdParty("nano-moe", "nano-moe-jax", _nano_moe, NOTHING),
-    ThirdParty("penzai-mlp", "penzai", _penzai, "Its parameters are taken out of the model, which is no Flax module, and put back in the loss."),
+    ThirdParty(
+        "penzai-mlp",
+        "penzai",
+        _penzai,
+        "Its parameters are taken out of the model, which is no Flax module, and put back in the loss.",
+    ),
 ]

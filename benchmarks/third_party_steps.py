@@ -1,11 +1,13 @@
 """Trains one third-party model at every stage and on one device; `third_party.py` runs it, a process for each model.
 
-    python benchmarks/third_party_steps.py bert
+python benchmarks/third_party_steps.py bert
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jzero
@@ -98,8 +100,9 @@ def _by_optax(built: Built) -> Iterator[float]:
 def _pure_loss(built: Built, params: Any, state: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
     """`loss(params, state) -> (value, state)` by Flax alone."""
     model, loss_fn, batch = built.model, built.loss_fn, built.batch
+    if "train" in inspect.signature(loss_fn).parameters:
+        loss_fn = partial(loss_fn, train=True)
     if isinstance(model, nn.Module):
-
         key = jax.random.key(0)
 
         def linen(params: Any, state: Any) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """Models of Hugging Face's transformers, whose Flax classes hold a Linen module as `.module`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from third_party_case import Built, ThirdParty, cross_entropy, floats, labels, next_token, tokens
@@ -99,37 +100,25 @@ def _whisper() -> Built:
 
 
 def _images(kind: str, configuration: str, **sizes: Any) -> Built:
-    """A classifier of images, `[rows, height, width, channels]`."""
-
-    def loss_fn(model, batch):
-        return cross_entropy(model(batch["image"]).logits, batch["label"])
-
-    module = _module(kind, configuration, **sizes, num_labels=10)
-    return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
-
-
-def _trained_images(kind: str, configuration: str, **sizes: Any) -> Built:
-    """The same with statistics of batches, which the module takes when it is not deterministic."""
-    built = _images(kind, configuration, **sizes)
+    """A classifier of images, `[rows, height, width, channels]`; statistics of batches are those of training."""
 
     def loss_fn(model, batch):
         return cross_entropy(model(batch["image"], deterministic=False).logits, batch["label"])
 
-    return Built(built.model, loss_fn, built.batch)
+    module = _module(kind, configuration, **sizes, num_labels=10)
+    return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
 
 
 def _clip() -> Built:
     import jzero
 
     def loss_fn(model, batch):
-        import jax
         import jax.numpy as jnp
 
         ids = batch["ids"]
         found = model(ids, batch["image"], ids * 0 + 1, _positions(ids))
-        scale = jnp.exp(jax.lax.stop_gradient(found.logits_per_text[0, 0]) * 0 + 1.0)
         text, image = (jzero.all_gather(x) for x in (found.text_embeds, found.image_embeds))
-        logits = scale * text @ image.T
+        logits = jnp.exp(model.logit_scale) * text @ image.T
         pairs = jnp.arange(len(logits))
         return (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs)) / 2
 
@@ -139,61 +128,68 @@ def _clip() -> Built:
         "vision_config": part | {"image_size": 32, "patch_size": 8},
         "projection_dim": 16,
     }
-    return Built(_module("FlaxCLIPModel", "CLIPConfig", **sizes), loss_fn, {"ids": tokens(12), "image": floats(32, 32, 3)})
+    return Built(
+        _module("FlaxCLIPModel", "CLIPConfig", **sizes), loss_fn, {"ids": tokens(12), "image": floats(32, 32, 3)}
+    )
 
 
 def _wav2vec2() -> Built:
     def loss_fn(model, batch):
+        import jax.numpy as jnp
         import optax
 
-        logits = model(batch["sound"], batch["sound"] * 0 + 1).logits
+        logits = model(batch["sound"], jnp.ones(batch["sound"].shape, jnp.int32))[0]
         none = logits[..., 0] * 0
         return optax.ctc_loss(logits, none, batch["ids"], batch["ids"] * 0.0).mean()
 
     conv = {"conv_dim": (16, 16), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_conv_pos_embeddings": 4}
     sizes = SMALL | STILL | conv | {"intermediate_size": 64, "num_conv_pos_embedding_groups": 2, "layerdrop": 0.0}
-    sizes |= {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "feat_proj_dropout": 0.0, "final_dropout": 0.0}
+    sizes |= {
+        "do_stable_layer_norm": True,
+        "feat_extract_norm": "layer",
+        "feat_proj_dropout": 0.0,
+        "final_dropout": 0.0,
+    }
     module = _module("FlaxWav2Vec2ForCTC", "Wav2Vec2Config", **sizes)
     return Built(module, loss_fn, {"sound": floats(320), "ids": tokens(5)})
 
 
 LLAMA = SMALL | WIDE | {"num_key_value_heads": 2}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GPT_NEO = {"vocab_size": 96, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64}
 GPT_NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 4}
 T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+VIT |= STILL | {"intermediate_size": 64}
+BERT = SMALL | WIDE | STILL
+FOR_PAIRS = " Its loss compares every text with every image, so it takes other devices' rows by `jzero.all_gather`."
+OLD_CLIP = " Its call of `jnp.clip(a_max=...)`, which JAX has no longer, is replaced."
 
-_GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_ENCODERS = {
-    "bert": ("FlaxBertForMaskedLM", "BertConfig", SMALL | WIDE | STILL),
-    "roberta": ("FlaxRobertaForMaskedLM", "RobertaConfig", SMALL | WIDE | STILL),
-    "electra": ("FlaxElectraForMaskedLM", "ElectraConfig", SMALL | WIDE | STILL | {"embedding_size": 16}),
-    "albert": ("FlaxAlbertForMaskedLM", "AlbertConfig", SMALL | WIDE | STILL | {"embedding_size": 16}),
-}
-_DECODERS = {
-    "gpt2": ("FlaxGPT2LMHeadModel", "GPT2Config", _GPT2),
-    "gptj": ("FlaxGPTJForCausalLM", "GPTJConfig", _GPT2 | {"rotary_dim": 4}),
-    "gpt-neo": ("FlaxGPTNeoForCausalLM", "GPTNeoConfig", GPT_NEO),
-    "opt": ("FlaxOPTForCausalLM", "OPTConfig", SMALL | WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
-    "llama": ("FlaxLlamaForCausalLM", "LlamaConfig", LLAMA),
-    "mistral": ("FlaxMistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 8}),
-    "gemma": ("FlaxGemmaForCausalLM", "GemmaConfig", LLAMA | {"head_dim": 8}),
-}
-_BOTH = {
-    "bart": ("FlaxBartForConditionalGeneration", "BartConfig", BART),
-    "marian": ("FlaxMarianMTModel", "MarianConfig", BART | {"pad_token_id": 1, "decoder_start_token_id": 1}),
-}
+
+def _row(name: str, build: Callable[..., Built], *names: str, more: str = "", **sizes: Any) -> ThirdParty:
+    return ThirdParty(name, "transformers", lambda: build(*names, **sizes), MODULE + more)
+
 
 MODELS = [
-    *(ThirdParty(n, "transformers", lambda given=given: _masked(*given[:2], **given[2]), MODULE) for n, given in _ENCODERS.items()),
-    *(ThirdParty(n, "transformers", lambda given=given: _causal(*given[:2], **given[2]), MODULE) for n, given in _DECODERS.items()),
-    ThirdParty("bloom", "transformers", _bloom, MODULE),
-    *(ThirdParty(n, "transformers", lambda given=given: _seq2seq(*given[:2], **given[2]), MODULE) for n, given in _BOTH.items()),
-    ThirdParty("t5", "transformers", _t5, MODULE + " Its call of `jnp.clip(a_max=...)`, which JAX has no longer, is replaced."),
-    ThirdParty("whisper", "transformers", _whisper, MODULE),
-    ThirdParty("vit", "transformers", lambda: _images("FlaxViTForImageClassification", "ViTConfig", **VIT, intermediate_size=64, **STILL), MODULE),
-    ThirdParty("resnet", "transformers", lambda: _trained_images("FlaxResNetForImageClassification", "ResNetConfig", **RESNET), MODULE),
-    ThirdParty("clip", "transformers", _clip, MODULE + " Its loss compares every text with every image of the batch, so the loss takes the other devices' rows with `jzero.all_gather`."),
-    ThirdParty("wav2vec2", "transformers", _wav2vec2, MODULE),
+    _row("bert", _masked, "FlaxBertForMaskedLM", "BertConfig", **BERT),
+    _row("roberta", _masked, "FlaxRobertaForMaskedLM", "RobertaConfig", **BERT),
+    _row("electra", _masked, "FlaxElectraForMaskedLM", "ElectraConfig", **BERT, embedding_size=16),
+    _row("albert", _masked, "FlaxAlbertForMaskedLM", "AlbertConfig", **BERT, embedding_size=16),
+    _row("gpt2", _causal, "FlaxGPT2LMHeadModel", "GPT2Config", **GPT2),
+    _row("gptj", _causal, "FlaxGPTJForCausalLM", "GPTJConfig", **GPT2, rotary_dim=4),
+    _row("gpt-neo", _causal, "FlaxGPTNeoForCausalLM", "GPTNeoConfig", **GPT_NEO),
+    _row("opt", _causal, "FlaxOPTForCausalLM", "OPTConfig", **SMALL, **WIDE, ffn_dim=64, word_embed_proj_dim=32),
+    _row("llama", _causal, "FlaxLlamaForCausalLM", "LlamaConfig", **LLAMA),
+    _row("mistral", _causal, "FlaxMistralForCausalLM", "MistralConfig", **LLAMA, sliding_window=8),
+    _row("gemma", _causal, "FlaxGemmaForCausalLM", "GemmaConfig", **LLAMA, head_dim=8),
+    _row("bloom", _bloom),
+    _row("t5", _t5, more=OLD_CLIP),
+    _row("bart", _seq2seq, "FlaxBartForConditionalGeneration", "BartConfig", **BART),
+    _row("marian", _seq2seq, "FlaxMarianMTModel", "MarianConfig", **BART, pad_token_id=1, decoder_start_token_id=1),
+    _row("whisper", _whisper),
+    _row("wav2vec2", _wav2vec2),
+    _row("vit", _images, "FlaxViTForImageClassification", "ViTConfig", **VIT),
+    _row("resnet", _images, "FlaxResNetForImageClassification", "ResNetConfig", **RESNET),
+    _row("clip", _clip, more=FOR_PAIRS),
 ]

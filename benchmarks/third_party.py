@@ -43,6 +43,8 @@ def main() -> None:
     names = args.models.split(",")
     if unknown := [name for name in names if name not in MODELS]:
         parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}.")
+    if args.page and names != list(MODELS):
+        parser.error("--page replaces the whole table, so it goes with all models.")
     if args.page and MARK not in args.page.read_text():
         parser.error(f"{args.page} lacks the line {MARK}")
     console = Console(stderr=args.json)
@@ -124,7 +126,10 @@ def try_model(python: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The largest relative difference of any loss from that of one device, by way; and what failed, in a sentence."""
+    """The largest difference of any loss from that of one device, by way; and what failed, in a sentence.
+
+    It is relative where the loss is above 1.
+    """
     failed = {where: result["failed"] for where, result in results.items() if "failed" in result}
     losses = {where: result["losses"] for where, result in results.items() if "losses" in result}
     expected = losses.pop("one device", None)
@@ -151,7 +156,7 @@ def cells(row: dict[str, dict[str, Any]]) -> list[str]:
 def table(rows: dict[str, Any]) -> Table:
     """One line a model."""
     right = sum(not row["failed"] for row in rows.values())
-    title = f"Losses of 3 steps on 8 devices against one: relative differences ({right} of {len(rows)} right)"
+    title = f"Losses of 3 steps on 8 devices against one: largest differences ({right} of {len(rows)} right)"
     out = Table("model", "package", *STAGES, "optax", title=title)
     for name, row in rows.items():
         alone = row["differences"].get("optax")

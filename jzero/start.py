@@ -57,7 +57,8 @@ def initialize(
         sample_batch: a batch as `train_batch` takes it; only its shapes and dtypes are read.
         optimizer: an optax transformation in place of the configuration's optimizer, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's scheduler.
-        trainable: which parameters to train: a function of the dotted name, or a pytree of bool. All by default.
+        trainable: which parameters to train: a function of the dotted name, a type of NNX variable such as
+            `nnx.LoRAParam`, or a pytree of bool. All by default.
         params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation; or all
             variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them.
         model_state: what else lasts, such as `{"batch_stats": ...}`, in place of the model's own.

@@ -25,8 +25,10 @@ class Model(NamedTuple):
         init: `init(key, batch) -> (params, model_state)`, for use under `jit`; the batch gives shapes only.
         apply: `apply(params, model_state, batch, key, train) -> Outcome`, inside `shard_map` over the data axes.
         aliases: further dotted names of tied parameters -> the name of the leaf.
+        types: dotted name of a parameter -> the type of NNX variable that holds it.
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
     apply: Callable[[Params, ModelState, Batch, jax.Array, bool], Outcome]
     aliases: Mapping[str, str] = MappingProxyType({})
+    types: Mapping[str, type] = MappingProxyType({})

@@ -72,7 +72,8 @@ def nnx_model(factory: Callable[[nnx.Rngs], object], loss: Callable) -> Model:
         kept = [x.get_value() if isinstance(x, nnx.Variable) else x for x in kept]
         return Outcome(value, metrics, jax.tree.structure(model_state).unflatten(kept))
 
-    return Model(init, apply, aliases)
+    types = {".".join(map(str, path)): type(param) for path, param in nnx.to_flat_state(shapes[0])}
+    return Model(init, apply, aliases, types)
 
 
 def _switch(module: nnx.Module, train: bool) -> None:

@@ -161,12 +161,12 @@ def _recomputing(cls: type, policy: Callable | None) -> type:
 
         def run(state: nnx.State, arrays: list[jax.Array]) -> tuple[PyTree, nnx.State]:
             inside, arrays = nnx.merge(graphdef, state), named_inputs(arrays) if policy is OFFLOAD else arrays
-            before = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(nnx.state(inside))}
+            before = {path: _raw(x) for path, x in nnx.to_flat_state(nnx.state(inside))}
             given = iter(arrays)
             args, kwargs = together([next(given) if node is None else node for node in inside[1:]])
             result = cls.__call__(inside[0], *args, **kwargs)
             after = nnx.to_flat_state(nnx.state(inside))
-            return result, nnx.from_flat_state([(p, v) for p, v in after if v.get_raw_value() is not before.get(p)])
+            return result, nnx.from_flat_state([(p, v) for p, v in after if _raw(v) is not before.get(p)])
 
         # Only what has changed comes back: parameters do not, and so need not be whole once the module has run.
         result, changed = jax.checkpoint(run, policy=policy)(state, [x for x in traced if isinstance(x, jax.Array)])
@@ -175,6 +175,11 @@ def _recomputing(cls: type, policy: Callable | None) -> type:
         return result
 
     return _subclass(cls, __call__=functools.update_wrapper(call, cls.__call__))
+
+
+def _raw(x: nnx.Variable | jax.Array) -> object:
+    """What a variable holds; a module may hold a plain array too."""
+    return x.get_raw_value() if isinstance(x, nnx.Variable) else x
 
 
 def _subclass(cls: type, **methods: object) -> type:

@@ -136,8 +136,8 @@ def build_functional(
         mesh: from `jzero.make_mesh`.
         optimizer: an optax transformation in place of the configuration's `optimizer`, without gradient clipping.
         schedule: applied steps -> learning rate, in place of the configuration's `scheduler`.
-        trainable: which parameters to train: a function of the dotted name, or a pytree of bool like the parameters.
-            All by default. The others get no optimizer state and no gradients.
+        trainable: which parameters to train: a function of the dotted name, a type of NNX variable, or a pytree of
+            bool like the parameters. All by default. The others get no optimizer state and no gradients.
 
     Raises:
         JzeroError: whatever does not fit, in one sentence.
@@ -147,7 +147,7 @@ def build_functional(
     local_batch = shapes.local_shapes(batch, n_data_shards(mesh))
     pure_model, dtypes = adapted(model, loss_fn, config), precision_of(config)
     params, model_state = shapes.abstract_model(pure_model, dtypes, local_batch)
-    mask = shapes.trainable_mask(params, trainable)
+    mask = shapes.trainable_mask(params, trainable, pure_model.types)
     dtypes.check(params, local_batch)
     scanned = shapes.scanned_by_loops(pure_model, dtypes, mesh, params, model_state, local_batch)
     placements, casts = _placements(config, mesh, params, scanned), dtypes.casts(params)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements
@@ -34,8 +35,8 @@ _WHOLE_MESH_ONLY = {
 }
 """Primitives that JAX only lowers where it divides every axis of the mesh itself."""
 
-Trainable = Callable[[str], bool]
-"""Whether to train a parameter, by its dotted name."""
+Trainable = Callable[[str], bool] | type[nnx.Variable]
+"""Whether to train a parameter, by its dotted name; or which type of NNX variable to train, such as `nnx.LoRAParam`."""
 
 
 def adapted(model: object, loss_fn: LossFn, config: Config) -> Model:
@@ -115,16 +116,31 @@ def abstract_model(model: Model, dtypes: Precision, local_batch: Batch) -> tuple
     return params, model_state
 
 
-def trainable_mask(params: Params, trainable: Trainable | Mask | None) -> Mask:
-    """A pytree of bool like the parameters; integer leaves cannot be trained."""
-    if callable(trainable):
+def trainable_mask(params: Params, trainable: Trainable | Mask | None, types: Mapping[str, type]) -> Mask:
+    """A pytree of bool like the parameters; integer leaves cannot be trained.
+
+    Args:
+        params: shapes of the parameters.
+        trainable: see `jzero.initialize`.
+        types: see `Model`.
+    """
+    if isinstance(trainable, type):
+        chosen = {name for name, kind in types.items() if issubclass(kind, trainable)}
+        if not chosen:
+            kinds = ", ".join(sorted({kind.__name__ for kind in types.values()})) or "no NNX variables"
+            raise ModelError(f"trainable is {trainable.__name__}, but no parameter is of that type; there are {kinds}.")
+        mask = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path) in chosen, params)
+    elif callable(trainable):
         mask = jax.tree_util.tree_map_with_path(lambda path, _: bool(trainable(path_name(path))), params)
     elif trainable is None:
         mask = jax.tree.map(lambda _: True, params)
     elif jax.tree.structure(trainable) == jax.tree.structure(params):
         mask = jax.tree.map(bool, trainable)
     else:
-        raise ModelError("trainable must be a function of a parameter's name or a pytree of bool like the parameters.")
+        raise ModelError(
+            "trainable must be a function of a parameter's name, a type of NNX variable or a pytree of bool like the "
+            "parameters."
+        )
     mask = jax.tree.map(lambda wanted, x: wanted and jnp.issubdtype(x.dtype, jnp.inexact), mask, params)
     if not any(jax.tree.leaves(mask)):
         names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]

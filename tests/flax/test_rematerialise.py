@@ -419,3 +419,19 @@ def test_on_a_gpu_device_memory_falls_by_the_inputs_of_the_blocks(stage, scanned
     assert on_device.host_temp == 0
     assert on_host.host_temp >= 0.9 * inputs
     assert on_host.temp < on_device.temp - 0.6 * inputs
+
+
+class WithArray(nnx.Module):
+    """Holds an array that is no variable."""
+
+    def __init__(self, rngs):
+        self.dense, self.shift = nnx.Linear(D, 1, rngs=rngs), nnx.data(jnp.ones(D))
+
+    def __call__(self, x):
+        return self.dense(x + self.shift)
+
+
+def test_a_module_may_hold_plain_arrays():
+    model = WithArray(nnx.Rngs(0))
+    again = jzero.remat(model, "WithArray")
+    np.testing.assert_allclose(again(X), model(X))

@@ -123,7 +123,12 @@ class Nothing(nnx.Module):
         (
             {"trainable": {"first": True}},
             ModelError,
-            "trainable must be a function of a parameter's name or a pytree of",
+            "trainable must be a function of a parameter's name, a type of NNX variable or a pytree of",
+        ),
+        (
+            {"trainable": nnx.LoRAParam},
+            ModelError,
+            "trainable is LoRAParam, but no parameter is of that type; there are Param",
         ),
         ({"drop": ("optimizer",)}, ConfigError, "the configuration has no `optimizer`; add one, or pass an optax"),
         (
@@ -174,3 +179,19 @@ def test_batches_may_be_nested_bare_boolean_or_empty():
 def _with_params(engine):
     graphdef, abstract = nnx.split(make_net(nnx.Rngs(0)))
     return graphdef, jax.tree.structure(abstract).unflatten(jax.tree.leaves(host(engine.params)))
+
+
+class Adapted(nnx.Module):
+    def __init__(self, rngs):
+        self.around = nnx.LoRA(129, 2, 8, base_module=nnx.Linear(129, 8, rngs=rngs), rngs=rngs)
+        self.inside = nnx.LoRALinear(8, 8, lora_rank=2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.inside(self.around(x))
+
+
+def test_a_type_of_variable_chooses_what_trains():
+    trained = make(3, model=Adapted, trainable=nnx.LoRAParam).spec.trainable
+    leaves = jax.tree.leaves_with_path(trained)
+    names = {jax.tree_util.keystr(path, simple=True, separator=".") for path, wanted in leaves if wanted}
+    assert names == {"around.lora_a", "around.lora_b", "inside.lora.lora_a", "inside.lora.lora_b"}

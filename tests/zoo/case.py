@@ -34,7 +34,7 @@ class Case:
     model: Any
     loss_fn: Callable
     batch: Any
-    trainable: Callable[[str], bool] | None = None
+    trainable: Callable[[str], bool] | type | None = None
     uses: Mapping[str, int] = field(default_factory=dict)
     forward_uses: Mapping[str, int] = field(default_factory=dict)
     cancelling: tuple[str, ...] = ()

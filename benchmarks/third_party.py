@@ -35,16 +35,16 @@ QUICKER_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expens
 def main() -> None:
     """Makes the environment, tries the models and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="of the environment, which is kept; by default a temporary one")
+    parser.add_argument(
+        "--folder", type=Path, help="of environment and results, which are kept; by default a temporary one"
+    )
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
-    parser.add_argument("--page", type=Path, help="write the table into this page, below the line that asks for it")
+    parser.add_argument("--page", type=Path, help="write the table of all models tried in the folder into this page")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     names = args.models.split(",")
     if unknown := [name for name in names if name not in MODELS]:
         parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}.")
-    if args.page and names != list(MODELS):
-        parser.error("--page replaces the whole table, so it goes with all models.")
     if args.page and MARK not in args.page.read_text():
         parser.error(f"{args.page} lacks the line {MARK}")
     console = Console(stderr=args.json)
@@ -52,22 +52,38 @@ def main() -> None:
         folder = (args.folder or Path(temporary)).resolve()
         console.print(f"Installing {len(PACKAGES)} packages into {folder}", markup=False)
         python = make_environment(folder)
-        rows = {name: judge(try_model(python, name)) for name in track(names, "Training", console=console)}
+        results = folder / "results"
+        results.mkdir(exist_ok=True)
+        for name in track(names, "Training", console=console):
+            found = {"on": ran_on(name), "by_way": try_model(python, name)}
+            (results / f"{name}.json").write_text(json.dumps(found))
+        rows = read_results(results)
     if args.page:
-        head = args.page.read_text().partition(MARK)[0]
-        args.page.write_text("\n".join([head + MARK, "", *page_lines(rows), ""]))
+        write_page(args.page, rows)
+    rows = {name: rows[name] for name in names}
     if args.json:
         print(json.dumps({"versions": versions(), "models": rows}, indent=2))
         return
     console.print(table(rows))
-    for name, row in rows.items():
-        for where, what in row["failed"].items():
-            console.print(f"{name}, {where}: {what}", markup=False)
+    for line in failures(rows):
+        console.print(line, markup=False)
 
 
 def versions() -> dict[str, str]:
     """What the models run on."""
     return {name: version(name) for name in ("jax", "flax", "optax")}
+
+
+def ran_on(name: str) -> dict[str, str]:
+    """The same, and the model's own package."""
+    return versions() | {"package": PACKAGES[MODELS[name].package].label}
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """What became of each model that was tried with these versions."""
+    files = {name: folder / f"{name}.json" for name in MODELS}
+    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    return {name: judge(one["by_way"]) for name, one in found.items() if one["on"] == ran_on(name)}
 
 
 def make_environment(folder: Path) -> Path:
@@ -98,10 +114,8 @@ def _unpack_examples(pip: list[str], folder: Path) -> None:
         _call([*pip, "download", "--no-deps", "--no-binary", "flax", "--dest", download, flax])
         (archive,) = Path(download).iterdir()
         with tarfile.open(archive) as file:
-            file.extractall(download, filter="data")
-        (examples,) = Path(download).glob("*/examples")
-        if not (folder / "examples").exists():
-            examples.rename(folder / "examples")
+            examples = [member for member in file if "/examples/" in member.name]
+            file.extractall(folder, examples, filter="data")
 
 
 def _call(command: list[str]) -> None:
@@ -166,6 +180,23 @@ def table(rows: dict[str, Any]) -> Table:
     return out
 
 
+def write_page(page: Path, rows: dict[str, Any]) -> None:
+    """Puts the table of all models in the place of the one that the page has."""
+    if missing := [name for name in MODELS if name not in rows]:
+        raise SystemExit(f"The page shows all models; {', '.join(missing)} were not tried in this folder yet.")
+    head = page.read_text().partition(MARK)[0]
+    page.write_text("\n".join([head + MARK, "", *page_lines(rows), ""]))
+
+
+def failures(rows: dict[str, Any]) -> list[str]:
+    """A sentence for each failure, which says where it was met."""
+    met: dict[tuple[str, str], list[str]] = {}
+    for name, row in rows.items():
+        for where, what in row["failed"].items():
+            met.setdefault((name, what), []).append(where)
+    return [f"{name}, {', '.join(places)}: {what}" for (name, what), places in met.items()]
+
+
 def page_lines(rows: dict[str, Any]) -> list[str]:
     """The same in Markdown, with what had to be changed and what failed."""
     ran = ", ".join(f"{name} {number}" for name, number in versions().items())
@@ -175,8 +206,8 @@ def page_lines(rows: dict[str, Any]) -> list[str]:
     for name, row in rows.items():
         model = MODELS[name]
         lines.append(f"| {name} | {PACKAGES[model.package].label} | {model.changed} | {' | '.join(cells(row))} |")
-    failures = {f"{name}, {where}": what for name, row in rows.items() for where, what in row["failed"].items()}
-    lines += [""] * bool(failures) + [f"- {where}: {what}" for where, what in failures.items()]
+    said = failures(rows)
+    lines += [""] * bool(said) + [f"- {line}" for line in said]
     reasons = {package.label: package.why_no_deps for package in PACKAGES.values() if package.why_no_deps}
     lines += ["", "Installed with `--no-deps`:", ""]
     return lines + [f"- {label}, because {why}" for label, why in reasons.items()]

@@ -2,13 +2,14 @@
 
 import importlib.util
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from third_party_case import Built, ThirdParty, cross_entropy, floats, labels, next_token, tokens
 
-EXAMPLES = Path(sys.prefix) / "examples"
+EXAMPLES = Path(sys.prefix) / f"flax-{version('flax')}" / "examples"
 """Where `third_party.py` puts them in its environment."""
 NOTHING = "Nothing."
 NO_LAYOUTS = "The layouts over a mesh that its training script gives it (`shd_config`) are left out."
@@ -190,7 +191,9 @@ MODELS = [
         "The loss calls encoder and decoder and takes the noise from the batch: one key for all rows would give each "
         "device the same noise.",
     ),
-    ThirdParty("flax-ppo", "flax examples", _ppo, NOTHING),
+    ThirdParty(
+        "flax-ppo", "flax examples", _ppo, "The loss is that of a policy gradient and of the values, without clipping."
+    ),
     ThirdParty(
         "flax-ogbg",
         "flax examples",

@@ -178,10 +178,12 @@ MODELS = [
     ThirdParty("tunix-gemma3", "tunix", _tunix_gemma, NOTHING),
     ThirdParty("mamba2", "mamba2-jax", lambda: _mamba("mamba2_jax", "Mamba2"), NOTHING),
     ThirdParty("mamba3", "mamba3-jax", lambda: _mamba("mamba3_jax", "Mamba3"), NOTHING),
-    ThirdParty("e3x", "e3x", _e3x, NOTHING),
+    ThirdParty("e3x", "e3x", _e3x, "A molecule is a row, by `nn.vmap`; the tutorial numbers atoms through a batch."),
     ThirdParty("flaxmodels-resnet18", "flaxmodels", lambda: _flaxmodels("resnet"), NOTHING),
-    ThirdParty("flaxmodels-vgg16", "flaxmodels", lambda: _flaxmodels("vgg"), NOTHING),
-    ThirdParty("nano-moe", "nano-moe-jax", _nano_moe, NOTHING),
+    ThirdParty(
+        "flaxmodels-vgg16", "flaxmodels", lambda: _flaxmodels("vgg"), "Without its head, which wants images of 224."
+    ),
+    ThirdParty("nano-moe", "nano-moe-jax", _nano_moe, "Its load-balancing loss, no mean over rows, is left out."),
     ThirdParty(
         "penzai-mlp",
         "penzai",

@@ -34,10 +34,17 @@ def compare(built: Built) -> dict[str, dict[str, Any]]:
         For each way, which is a stage, one device or a loop of Flax and optax, its `losses`, or as `failed` what stood
         in its way.
     """
-    results = {}
-    alone = _outcome(lambda: list(_losses(_engine(built, 0, 1), built)))
-    results[ALONE] = alone
-    results[PLAIN] = _outcome(lambda: list(_by_optax(built)))
+    start: dict[str, Any] = {}
+
+    def alone() -> list[float]:
+        engine = _engine(built, 0, 1)
+        start.update(jax.tree.map(jnp.copy, {"params": engine.params, "state": engine.state.model_state}))
+        return list(_losses(engine, built))
+
+    results = {ALONE: _outcome(alone)}
+    if "failed" in results[ALONE]:  # there is nothing to compare with
+        return results
+    results[PLAIN] = _outcome(lambda: list(_by_optax(built, **start)))
     for stage in STAGES:
         results[f"stage {stage}"] = _outcome(lambda stage=stage: list(_losses(_engine(built, stage, N_DEVICES), built)))
     return results
@@ -75,11 +82,8 @@ def _losses(engine: jzero.Engine, built: Built) -> Iterator[float]:
     return (float(engine.train_batch(built.batch)["loss"]) for _ in range(N_STEPS))
 
 
-def _by_optax(built: Built) -> Iterator[float]:
-    """Trains as one does without jzero, from the weights that jzero begins with."""
-    engine = _engine(built, 0, 1)
-    params = jax.tree.map(jnp.copy, engine.params)
-    state = jax.tree.map(jnp.copy, engine.state.model_state)
+def _by_optax(built: Built, params: Any, state: Any) -> Iterator[float]:
+    """Trains as one does without jzero, from what jzero begins with."""
     loss = _pure_loss(built, params, state)
     if built.axis:
         loss = jax.vmap(loss, in_axes=None, out_axes=None, axis_size=1, axis_name=built.axis)

@@ -48,6 +48,22 @@ def _causal(kind: str, configuration: str, **sizes: Any) -> Built:
     return Built(_module(kind, configuration, **sizes), loss_fn, tokens(12))
 
 
+def _distilbert() -> Built:
+    sizes = {"vocab_size": 96, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
+    module = _module("FlaxDistilBertForMaskedLM", "DistilBertConfig", **sizes, dropout=0.0, attention_dropout=0.0)
+    return Built(module, lambda model, ids: cross_entropy(model(ids, ids * 0 + 1).logits, ids), tokens(12))
+
+
+def _big_bird() -> Built:
+    """Attention to a window and to random blocks."""
+
+    def loss_fn(model, ids):
+        return cross_entropy(model(ids, ids * 0 + 1, ids * 0, _positions(ids), None).logits, ids)
+
+    sizes = BERT | {"max_position_embeddings": 128, "block_size": 4, "num_random_blocks": 1}
+    return Built(_module("FlaxBigBirdForMaskedLM", "BigBirdConfig", **sizes), loss_fn, tokens(64))
+
+
 def _bloom() -> Built:
     def loss_fn(model, ids):
         return next_token(model(ids, ids * 0 + 1).logits, ids)
@@ -162,6 +178,8 @@ T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "
 RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
 VIT |= STILL | {"intermediate_size": 64}
+XGLM = {"vocab_size": 96, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4}
+XGLM |= {"max_position_embeddings": 64}
 BERT = SMALL | WIDE | STILL
 FOR_PAIRS = " Its loss compares every text with every image, so it takes other devices' rows by `jzero.all_gather`."
 OLD_CLIP = " Its call of `jnp.clip(a_max=...)`, which JAX has no longer, is replaced."
@@ -176,6 +194,8 @@ MODELS = [
     _row("roberta", _masked, "FlaxRobertaForMaskedLM", "RobertaConfig", **BERT),
     _row("electra", _masked, "FlaxElectraForMaskedLM", "ElectraConfig", **BERT, embedding_size=16),
     _row("albert", _masked, "FlaxAlbertForMaskedLM", "AlbertConfig", **BERT, embedding_size=16),
+    _row("distilbert", _distilbert),
+    _row("big-bird", _big_bird),
     _row("gpt2", _causal, "FlaxGPT2LMHeadModel", "GPT2Config", **GPT2),
     _row("gptj", _causal, "FlaxGPTJForCausalLM", "GPTJConfig", **GPT2, rotary_dim=4),
     _row("gpt-neo", _causal, "FlaxGPTNeoForCausalLM", "GPTNeoConfig", **GPT_NEO),
@@ -183,6 +203,7 @@ MODELS = [
     _row("llama", _causal, "FlaxLlamaForCausalLM", "LlamaConfig", **LLAMA),
     _row("mistral", _causal, "FlaxMistralForCausalLM", "MistralConfig", **LLAMA, sliding_window=8),
     _row("gemma", _causal, "FlaxGemmaForCausalLM", "GemmaConfig", **LLAMA, head_dim=8),
+    _row("xglm", _causal, "FlaxXGLMForCausalLM", "XGLMConfig", **XGLM),
     _row("bloom", _bloom),
     _row("t5", _t5, more=OLD_CLIP),
     _row("bart", _seq2seq, "FlaxBartForConditionalGeneration", "BartConfig", **BART),
@@ -190,6 +211,9 @@ MODELS = [
     _row("whisper", _whisper),
     _row("wav2vec2", _wav2vec2),
     _row("vit", _images, "FlaxViTForImageClassification", "ViTConfig", **VIT),
+    _row("beit", _images, "FlaxBeitForImageClassification", "BeitConfig", **VIT, drop_path_rate=0.0),
+    _row("dinov2", _images, "FlaxDinov2ForImageClassification", "Dinov2Config", **VIT, mlp_ratio=2),
+    _row("regnet", _images, "FlaxRegNetForImageClassification", "RegNetConfig", **RESNET, groups_width=8),
     _row("resnet", _images, "FlaxResNetForImageClassification", "ResNetConfig", **RESNET),
     _row("clip", _clip, more=FOR_PAIRS),
 ]

@@ -1,11 +1,12 @@
 """The table of third-party models: the page shows what the script tries, and what is right is told from what is not."""
 
+import json
 import math
 import re
 
 import pytest
 from flax import linen as nn
-from third_party import MARK, TOLERANCE, cells, judge, page_lines
+from third_party import MARK, TOLERANCE, cells, judge, page_lines, ran_on, read_results, write_page
 from third_party_case import Built, cross_entropy, floats, labels
 from third_party_models import MODELS, PACKAGES
 from third_party_steps import N_STEPS, compare
@@ -67,3 +68,18 @@ def test_without_one_device_all_fail():
 def test_a_loss_that_stays_fails():
     row = judge({"one device": {"losses": [1.0, 1.0]}, "stage 0": {"losses": [1.0, 1.0]}})
     assert "stays at 1.0" in row["failed"]["one device"]
+
+
+def test_results_of_other_versions_are_not_shown(tmp_path):
+    results = {"one device": {"losses": [1.0, 0.5]}, "stage 0": {"losses": [1.0, 0.5]}}
+    for name, on in {"bert": ran_on("bert"), "gpt2": ran_on("gpt2") | {"jax": "0.4.0"}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"on": on, "by_way": results}))
+    rows = read_results(tmp_path)
+    assert rows == {"bert": judge(results)}
+    page = tmp_path / "page.md"
+    page.write_text(f"# Models\n\n{MARK}\nold\n")
+    with pytest.raises(SystemExit, match=r"roberta.* were not tried"):
+        write_page(page, rows)
+    write_page(page, dict.fromkeys(MODELS, rows["bert"]))
+    assert page.read_text().startswith(f"# Models\n\n{MARK}\n\nWith jax ")
+    assert "old" not in page.read_text()

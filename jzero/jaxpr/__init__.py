@@ -7,6 +7,7 @@ Layout:
     program.py: traces functions, evaluates jaxprs, applies single equations.
     primitives.py: the one table of primitives by name, and questions about them.
     params.py: what the parameters of an equation say.
+    axes.py: axis names of a function's own, as `jax.pmap` binds them, in the place of a mesh's.
     devices.py: which devices a program is traced for, where JAX would ask the machine at hand.
     coordination.py: what processes say to each other before any program runs.
     walk.py: goes over equations, with those inside of them.

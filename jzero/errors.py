@@ -40,6 +40,10 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint whose files are not what was written; an older one may be whole."""
 
 
+class LaunchError(JzeroError, RuntimeError):
+    """The processes of a run that have not found each other, as when one has not come; it may do so next time."""
+
+
 class OffloadError(JzeroError, OSError):
     """State in files on NVMe that could not be read or written while training.
 

@@ -156,11 +156,9 @@ def _launch(machine: Machine) -> Iterator[Finding]:
         return
     if launch is None:
         return
-    if launch.coordinator is None:
-        yield Finding("network", "started as one of several tasks by SLURM or Open MPI")
-        return
-    yield Finding("network", f"process {launch.rank} of {launch.n_processes}, which meet at {launch.coordinator}")
-    addresses, what = machine.addresses, f"MASTER_ADDR={machine.environment.get('MASTER_ADDR')}"
+    place = f"process {launch.rank} of {launch.n_processes}, which meet at {launch.coordinator}"
+    yield Finding("network", f"{place}, as {launch.launcher} says")
+    addresses, what = machine.addresses, f"the first process's host {launch.host}"
     if addresses == ():
         advice = "This machine knows no such name; give an address that all machines reach."
         yield Finding("network", what, "wrong", advice)

@@ -14,6 +14,9 @@ from pathlib import Path
 import jax
 
 from jzero.base.version import VERSION
+from jzero.errors import ConfigError
+from jzero.launch import read_launch
+from jzero.launch.local_devices import count_gpus
 from jzero.offload.host_budget import free_memory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -40,7 +43,8 @@ class Machine:
         interfaces: network interfaces that are up, other than the loopback, with their speed in Mb/s; None for a speed
             that is unknown.
         fabric: InfiniBand and RoCE ports, with what their state and rate files say.
-        addresses: what MASTER_ADDR resolves to; None where it is not set, empty where nobody knows it.
+        addresses: what the host of the first process resolves to, where a launcher started several; None where none
+            did, empty where nobody knows it.
     """
 
     python: str
@@ -61,7 +65,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Looks around. Starts JAX, and resolves MASTER_ADDR; connects to nothing.
+    """Looks around. Starts JAX, and resolves the first process's host; connects to nothing.
 
     Example:
         >>> machine = this_machine()
@@ -78,7 +82,7 @@ def this_machine() -> Machine:
         backend=backend,
         devices=devices,
         driver=_driver(Path("/proc/driver/nvidia/version")),
-        gpu_files=sum(bool(re.fullmatch(r"nvidia\d+", file.name)) for file in Path("/dev").iterdir()),
+        gpu_files=count_gpus(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         free_memory=free_memory(),
         shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
@@ -86,7 +90,7 @@ def this_machine() -> Machine:
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         interfaces=_interfaces(Path("/sys/class/net")),
         fabric=_fabric(Path("/sys/class/infiniband")),
-        addresses=_resolved(os.environ.get("MASTER_ADDR")),
+        addresses=_resolved(_first_host(environment)),
     )
 
 
@@ -139,6 +143,15 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def _first_host(environment: Mapping[str, str]) -> str | None:
+    """Where the processes meet, if there are several and that can be read; what cannot is for the checks to say."""
+    try:
+        launch = read_launch(environment)
+    except ConfigError:
+        return None
+    return None if launch is None else launch.host
 
 
 def _resolved(name: str | None) -> tuple[str, ...] | None:

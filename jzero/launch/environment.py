@@ -1,27 +1,17 @@
-"""One process of many finds the others from what its launcher left in the environment.
+"""What a launcher left in the environment of one process of many, read by the table in `jzero.launch.launchers`.
 
-DeepSpeed's launcher and torchrun say it with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; SLURM and Open MPI with
-variables of their own, which JAX reads itself.
+JAX's own detection stays off: it differs between versions, leaves GPUs idle without a word, and takes N processes that
+it does not know for N runs.
 """
 
-import os
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
-
 from jzero.errors import ConfigError
-from jzero.launch.agreement import agree, facts_of_process
-from jzero.launch.failure import end_others_on_failure
+from jzero.launch.launchers import HALF_SAID, LAUNCHERS, LOOPBACK, Launcher, first
 
-PATIENCE_SECONDS = 20.0
-"""How long processes usually need at most to find each other."""
-
-_JOB_STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # absent in a batch script that runs on its own
-_LOCAL_SIZES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")  # processes on this machine: DeepSpeed's and torchrun's names
+_SIZES_OF_JOBS = ("SLURM_STEP_NUM_TASKS",)  # without a rank it is no task of the step
 
 
 @dataclass(frozen=True)
@@ -29,18 +19,28 @@ class Launch:
     """What a launcher has told a process of several.
 
     Attributes:
-        rank: its number; None where JAX reads that itself.
-        n_processes: how many there are; None likewise.
-        coordinator: the first process's "address:port"; None likewise.
+        rank: its number.
+        n_processes: how many there are.
+        coordinator: the first process's "address:port".
         n_local: processes on this machine; None where the launcher does not say.
-        local_rank: its number among those, where there are several.
+        local_rank: its number among those; None likewise.
+        launcher: who says so.
+        start: the same for all processes of one start, and another one for the next, where the launcher tells them
+            apart.
     """
 
-    rank: int | None = None
-    n_processes: int | None = None
-    coordinator: str | None = None
+    rank: int
+    n_processes: int
+    coordinator: str
     n_local: int | None = None
     local_rank: int | None = None
+    launcher: str = ""
+    start: str = ""
+
+    @property
+    def host(self) -> str:
+        """The first process's host."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
 
 
 def read_launch(variables: Mapping[str, str]) -> Launch | None:
@@ -60,83 +60,88 @@ def read_launch(variables: Mapping[str, str]) -> Launch | None:
         >>> read_launch(several).coordinator, read_launch({"RANK": "0", "WORLD_SIZE": "1"})
         ('node1:29500', None)
     """
-    if "RANK" in variables and "WORLD_SIZE" in variables:
-        rank, n_processes = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
-        if n_processes == 1:
+    if variables.get("JZERO_NUM_PROCESSES") == "1":
+        return None
+    speaking = [launcher for launcher in LAUNCHERS if launcher.speaks(variables)]
+    for launcher in speaking:
+        n_processes = _number(variables, first(variables, launcher.size))
+        if n_processes > 1:
+            return _read(launcher, variables, n_processes)
+        if n_processes == 1 and launcher.decides:
             return None
-        if not 0 <= rank < n_processes:
-            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}; ranks count from 0.")
-        address, port = variables.get("MASTER_ADDR"), _number(variables, "MASTER_PORT")
-        if not address:
-            raise ConfigError(f"The environment has RANK={rank} and WORLD_SIZE={n_processes}, but no MASTER_ADDR.")
-        n_local = max((_number(variables, name) for name in _LOCAL_SIZES if name in variables), default=None)
-        local_rank = _number(variables, "LOCAL_RANK") if (n_local or 1) > 1 else None
-        return Launch(rank, n_processes, f"{address}:{port}", n_local, local_rank)
-    if any(_number(variables, name) > 1 for name in _JOB_STEP_SIZES if name in variables):
-        return Launch()
+        if n_processes == 0:
+            raise ConfigError(f"{first(variables, launcher.size)} is 0; it must be the number of processes.")
+    _refuse_half_said(variables, alone=bool(speaking))
     return None
 
 
-def initialize_from_environment(environment: Mapping[str, str] | None = None) -> bool:
-    """Connects this process with the others of its run, if a launcher started several; call it before any JAX.
-
-    A process uses all devices of its machine. Only where the launcher started several on one machine, one for each GPU
-    as DeepSpeed's does, it uses the GPU number LOCAL_RANK. If one process fails from here on, all of them end.
-
-    Args:
-        environment: the variables; `os.environ` by default.
-
-    Returns:
-        Whether there are several processes. If not, nothing has changed.
-
-    Raises:
-        ConfigError: some variables are missing or do not fit together, or the processes have other versions.
-
-    Example:
-        >>> initialize_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
-        False
-    """
-    launch = read_launch(os.environ if environment is None else environment)
-    if launch is None:
-        return False
-    with _saying_what_it_waits_for(launch):
-        if launch.coordinator is None:
-            jax.distributed.initialize()
-        else:
-            jax.distributed.initialize(
-                launch.coordinator,
-                launch.n_processes,
-                launch.rank,
-                local_device_ids=launch.local_rank,
-                cluster_detection_method="deactivate",
+def _read(launcher: Launcher, variables: Mapping[str, str], n_processes: int) -> Launch:
+    rank_name, size_name = first(variables, launcher.rank), first(variables, launcher.size)
+    rank = _number(variables, rank_name)
+    if rank >= n_processes:
+        raise ConfigError(f"The environment has {rank_name}={rank} and {size_name}={n_processes}; ranks count from 0.")
+    size, own = first(variables, launcher.local_size), first(variables, launcher.local_rank)
+    n_local = _number(variables, size) if size else launcher.n_local(variables)
+    local_rank = _number(variables, own) if own else None
+    if n_local is not None and n_local > 1:
+        if local_rank is None:
+            raise ConfigError(
+                f"The environment has {size}={n_local} processes on this machine, but no {launcher.local_rank[0]}."
             )
-    end_others_on_failure()
-    agree(facts_of_process(devices=False))
-    return True
-
-
-@contextmanager
-def _saying_what_it_waits_for(launch: Launch) -> Iterator[None]:
-    """Says once what a process waits for, if it does so for long: JAX does not, and ends it after five minutes."""
-    if launch.coordinator is None:
-        what = "for the other processes of this job step; all tasks must start the same program."
-    else:
-        what = (
-            f"for {launch.n_processes} processes in all at {launch.coordinator}; each of them must be started, with "
-            f"the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and a RANK of its own (here {launch.rank})."
+        if local_rank >= n_local:
+            raise ConfigError(
+                f"The environment has {own}={local_rank}, of {n_local} on this machine; they count from 0."
+            )
+    place = _coordinator(launcher, variables, n_local == n_processes)
+    if place is None:
+        raise ConfigError(
+            f"The environment has {rank_name}={rank} and {size_name}={n_processes}, but does not say where the first "
+            f"process is; {launcher.advice}."
         )
-    sentence = f"Still waiting {what}"
-    timer = threading.Timer(PATIENCE_SECONDS, lambda: print(sentence, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return Launch(rank, n_processes, place, n_local, local_rank, launcher.name, launcher.start(variables))
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
-    text = variables.get(name)
-    if text is None or not text.isdecimal():
+def _coordinator(launcher: Launcher, variables: Mapping[str, str], all_here: bool) -> str | None:
+    """Where the first process is: as it was given, else here, else as the launcher says it."""
+    given = first(variables, ("JZERO_COORDINATOR", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_IP", "MASTER_ADDR"))
+    host = variables[given] if given else LOOPBACK if all_here else launcher.host(variables)
+    if host is None or re.fullmatch(r"[^:\s]+:\d+|\[[^\]\s]+\]:\d+", host):
+        return host
+    name = first(
+        variables, ("JAX_COORDINATOR_PORT", *launcher.port_name, *(["MASTER_PORT"] * (given == "MASTER_ADDR")))
+    )
+    if name == "MASTER_PORT" and variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        name = None  # torchrun itself listens there
+    port = launcher.port(variables) if name is None else _number(variables, name)
+    if not 0 < port < 65536:
+        raise ConfigError(f"The environment variable {name} is {port}; a port is a number from 1 to 65535.")
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _refuse_half_said(variables: Mapping[str, str], *, alone: bool) -> None:
+    """A rank without a size, or several processes without a rank, would be N runs into one folder."""
+    for launcher in LAUNCHERS:
+        size, rank = first(variables, launcher.size), first(variables, launcher.rank)
+        named = not launcher.needs or any(name in variables for name in launcher.needs)
+        if not named or size is None or rank is not None or size in _SIZES_OF_JOBS:
+            continue
+        if _number(variables, size) > 1:
+            raise ConfigError(
+                f"The environment has {size}={variables[size]}, but no {launcher.rank[0]}: each process must "
+                "know which of them it is. Where each is to train on its own, set JZERO_NUM_PROCESSES=1."
+            )
+    if alone:
+        return
+    for name, needs in HALF_SAID.items():
+        if variables.get(name, "") != "":
+            raise ConfigError(
+                f"The environment has {name}={variables[name]}, so this is one process of several, but does not say "
+                f"enough to find the others: set {needs}. Where each is to train on its own, set JZERO_NUM_PROCESSES=1."
+            )
+
+
+def _number(variables: Mapping[str, str], name: str | None) -> int:
+    text = variables.get(name or "")
+    if text is None or not re.fullmatch("[0-9]+", text):
         raise ConfigError(f"The environment variable {name} is {text!r}; it must be a whole number.")
     return int(text)

@@ -15,6 +15,7 @@ KINDS = {
     errors.SkippedStepsError: RuntimeError,
     errors.CheckpointError: RuntimeError,
     errors.DamagedCheckpointError: RuntimeError,
+    errors.LaunchError: RuntimeError,
     errors.OffloadError: OSError,
 }
 ALL = [x for x in vars(errors).values() if isinstance(x, type)]

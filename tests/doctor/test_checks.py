@@ -66,7 +66,7 @@ def test_nothing_is_wrong_with_a_good_node():
         ({"locked_memory": 65536}, "network", "ulimit -l unlimited"),
         ({"environment": {"NCCL_SOCKET_IFNAME": "ib0"}}, "network", "those that are up: eth0"),
         ({"environment": {"NCCL_SOCKET_IFNAME": "^eth"}}, "network", "NCCL_SOCKET_IFNAME=^eth"),
-        ({"environment": RANK}, "network", "but no MASTER_ADDR"),
+        ({"environment": RANK}, "network", "set MASTER_ADDR and MASTER_PORT"),
         ({"environment": {**RANK, "MASTER_ADDR": "nowhere"}, "addresses": ()}, "network", "knows no such name"),
         ({"environment": {**RANK, "MASTER_ADDR": "here"}, "addresses": ("127.0.0.1",)}, "network", "the first one"),
     ],

@@ -9,7 +9,9 @@ from jzero.doctor import machine, this_machine
 
 
 def test_the_facts_of_this_machine(monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    several = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in several.items():
+        monkeypatch.setenv(name, value)
     facts = this_machine()
     assert (facts.backend, len(facts.devices)) == ("cpu", 8)
     assert {"jzero", "jax", "jaxlib"} <= set(facts.versions)

@@ -119,18 +119,11 @@ def _e3x() -> Built:
     return Built(Molecules(), loss_fn, {"positions": floats(5, 3), "kinds": tokens(5, 9), "energy": floats()})
 
 
-def _flaxmodels(kind: str) -> Built:
+def _flaxmodels() -> Built:
     import flaxmodels
 
-    if kind == "resnet":
-        sizes = {"output": "logits", "pretrained": None, "normalize": False, "num_classes": 10}
-        module = flaxmodels.ResNet18(**sizes)
-        loss_fn = lambda model, batch, train: cross_entropy(model(batch["image"], train=train), batch["label"])
-    else:
-        module = flaxmodels.VGG16(output="logits", pretrained=None, normalize=False, num_classes=10, include_head=False)
-        loss_fn = lambda model, batch: cross_entropy(
-            model(batch["image"], train=False).mean((1, 2))[:, :10], batch["label"]
-        )
+    module = flaxmodels.ResNet18(output="logits", pretrained=None, normalize=False, num_classes=10)
+    loss_fn = lambda model, batch, train: cross_entropy(model(batch["image"], train=train), batch["label"])
     return Built(module, loss_fn, {"image": floats(32, 32, 3), "label": labels()})
 
 
@@ -179,10 +172,7 @@ MODELS = [
     ThirdParty("mamba2", "mamba2-jax", lambda: _mamba("mamba2_jax", "Mamba2"), NOTHING),
     ThirdParty("mamba3", "mamba3-jax", lambda: _mamba("mamba3_jax", "Mamba3"), NOTHING),
     ThirdParty("e3x", "e3x", _e3x, "A molecule is a row, by `nn.vmap`; the tutorial numbers atoms through a batch."),
-    ThirdParty("flaxmodels-resnet18", "flaxmodels", lambda: _flaxmodels("resnet"), NOTHING),
-    ThirdParty(
-        "flaxmodels-vgg16", "flaxmodels", lambda: _flaxmodels("vgg"), "Without its head, which wants images of 224."
-    ),
+    ThirdParty("flaxmodels-resnet18", "flaxmodels", _flaxmodels, NOTHING),
     ThirdParty("nano-moe", "nano-moe-jax", _nano_moe, "Its load-balancing loss, no mean over rows, is left out."),
     ThirdParty(
         "penzai-mlp",

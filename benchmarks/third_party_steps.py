@@ -103,7 +103,7 @@ def _by_optax(built: Built, params: Any, state: Any) -> Iterator[float]:
 
 def _pure_loss(built: Built, params: Any, state: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
     """`loss(params, state) -> (value, state)` by Flax alone."""
-    model, loss_fn, batch = built.model, built.loss_fn, built.batch
+    model, loss_fn, batch = built.model, built.loss_fn, jax.tree.map(jnp.asarray, built.batch)
     if "train" in inspect.signature(loss_fn).parameters:
         loss_fn = partial(loss_fn, train=True)
     if isinstance(model, nn.Module):

@@ -53,6 +53,11 @@ def adapt(model: object, loss_fn: Callable) -> Model:
         raise ModelError(
             f"model is the class {model.__name__}; pass an instance of it, such as `model={model.__name__}()`."
         )
+    if isinstance(inner := getattr(model, "module", None), nn.Module):
+        raise ModelError(
+            f"model is a {type(model).__name__} around the Linen module {type(inner).__name__}; pass `model.module`, "
+            "and trained weights, such as `model.params`, as `params=`."
+        )
     if callable(getattr(model, "init", None)) and not inspect.isclass(model):
         return plain_model(cast(MakesParams, model), loss)
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model)):

@@ -27,13 +27,22 @@ def follow_the_engine(module: nnx.Module) -> None:
 def synchronise_linen(
     next_method: Callable, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], context: nn.module.InterceptorContext
 ) -> PyTree:
-    """For `flax.linen.intercept_methods`: a BatchNorm that names no axis, and NNX modules inside of Linen ones."""
+    """For `flax.linen.intercept_methods`: a BatchNorm that names no axis, and NNX modules inside of Linen ones.
+
+    Copies of Flax's BatchNorm that packages have of their own are known by its field and its collection.
+    """
     module = context.module
-    if context.method_name == "__call__" and isinstance(module, nn.BatchNorm) and module.axis_name is None:
+    if context.method_name == "__call__" and _names_no_axis(module):
         object.__setattr__(module, "axis_name", DATA_AXES)  # Linen modules are frozen; this one lives for one call
     if context.method_name == "__call__" and isinstance(module, bridge.ToLinen):
         object.__setattr__(module, "nnx_class", _following(module.nnx_class))
     return next_method(*args, **kwargs)
+
+
+def _names_no_axis(module: nn.Module) -> bool:
+    return getattr(module, "axis_name", "") is None and (
+        isinstance(module, nn.BatchNorm) or "batch_stats" in module.variables
+    )
 
 
 def _following(make: Callable[..., nnx.Module]) -> Callable[..., nnx.Module]:

@@ -28,7 +28,7 @@ BATCH_AXES = frozenset({"batch", "data", "device", "devices", "num_devices", "dp
 PACKAGE = str(Path(__file__).parents[1])
 """The folder of jzero's own code."""
 
-_MESH = re.compile(r"[Mm]esh context|context mesh|mesh axis|(in|of the|non-empty) mesh|mesh passed|Mesh\(")
+_MESH = re.compile(r"[Mm]esh context|context mesh|mesh axis|(in|of the|non-empty) mesh|mesh passed|Mesh\(|AxisType")
 """What only JAX's messages about meshes have, and not those of models that compute with meshes."""
 
 Made = TypeVar("Made")

@@ -1,5 +1,7 @@
 """Normalisation over the whole batch however Flax runs it, and layers that stay as the user froze them."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -32,8 +34,36 @@ class NNXInLinen(nn.Module):
         return nn.Dense(4)(bridge.to_linen(nnx.BatchNorm, 16, momentum=0.5)(x))
 
 
-@pytest.mark.parametrize("model", [lambda rngs: LinenInNNX(rngs), NNXInLinen()], ids=["Linen in NNX", "NNX in Linen"])
-def test_the_bridge_s_statistics_are_those_of_the_whole_batch(model):
+class OwnNorm(nn.Module):
+    """A copy of Linen's BatchNorm, as some packages have one."""
+
+    axis_name: str | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        mean, var = (
+            self.variable("batch_stats", n, f, x.shape[-1]) for n, f in (("mean", jnp.zeros), ("var", jnp.ones))
+        )
+        now = [x.mean(0), jnp.square(x).mean(0)]
+        if self.axis_name is not None:
+            now = jax.lax.pmean(now, self.axis_name)
+        if not self.is_initializing():
+            mean.value, var.value = now[0], now[1] - jnp.square(now[0])
+        return (x - now[0]) * jax.lax.rsqrt(now[1] - jnp.square(now[0]) + 1e-5)
+
+
+class WithOwnNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(OwnNorm()(x))
+
+
+MODELS = {"Linen in NNX": lambda rngs: LinenInNNX(rngs), "NNX in Linen": NNXInLinen(), "a copy": WithOwnNorm()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_statistics_are_those_of_the_whole_batch_whoever_takes_them(name):
+    model = MODELS[name]
     one, many = (build(2, BATCH, model=model, loss_fn=loss, n_devices=n, optimizer=optax.sgd(0.1)) for n in (1, 8))
     assert many.functional.averaged_state == ()
     for _ in range(2):

@@ -1,6 +1,7 @@
 """NNX and Linen models under ZeRO: what is a parameter, what is state, what is random."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -259,6 +260,10 @@ def test_a_parameter_must_be_an_array():
         (
             3,
             r"model is a int; jzero takes a Linen module, a function `.*` or an object with `init\(key",
+        ),
+        (
+            SimpleNamespace(module=nn.Dense(2), params={}),
+            r"SimpleNamespace around the Linen module Dense; pass `model\.module`, and trained weights",
         ),
         (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "model is an instance of Linear, already whole on one device"),
         (LinenNorm, r"model is the class LinenNorm; pass an instance of it, such as `model=LinenNorm\(\)`"),

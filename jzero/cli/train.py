@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from jzero.base.terminal import escape, printable
-from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import load_run
-from jzero.errors import JzeroError
+from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_RESTART, EXIT_SIGNAL
+from jzero.config import RunConfig, load_run
+from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.sharding.mesh import simulate_devices
 from jzero.train.monitor.log import shown_log
@@ -82,19 +82,30 @@ def train_command(
     try:
         if devices is not None:
             simulate_devices(devices)
-        initialize_from_environment()
+        config = _join(run_file, overrides or [])
         chosen = "auto" if resume == Path("auto") else resume
-        result = _train(run_file, overrides or [], resume=chosen, weights=weights, overwrite=overwrite)
+        result = _train(config, run_file, resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
-        leave_failed(EXIT_BAD_INPUT, str(error))
-        raise typer.Exit(EXIT_BAD_INPUT) from None
+        status = EXIT_RESTART if isinstance(error, LaunchError) else EXIT_BAD_INPUT
+        leave_failed(status, str(error))
+        raise typer.Exit(status) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
-def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Result:
-    config = load_run(run_file, overrides)
+def _join(run_file: Path, overrides: list[str]) -> RunConfig:
+    """The run file, which says how long to wait for other processes; they hear of it if it is wrong only here."""
+    try:
+        config = load_run(run_file, overrides)
+    except JzeroError:
+        initialize_from_environment()
+        raise
+    initialize_from_environment(timeout=config.training_arguments.ddp_timeout)
+    return config
+
+
+def _train(config: RunConfig, run_file: Path, **begin: Unpack[Begin]) -> Result:
     if begin.get("resume") is None:  # also at its start; here before a large model is made
         check_new(Path(config.training_arguments.output_dir), overwrite=begin.get("overwrite", False))
     console = Console() if jax.process_index() == 0 else None

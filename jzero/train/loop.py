@@ -83,6 +83,7 @@ class Loop:
         self._unread = {**metrics, "step": self.step}
         self.checkpoints.tick()
         self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
+        flags.begun()
         return save
 
     def read(self) -> None:
@@ -102,15 +103,27 @@ class Loop:
         self._clock = now
         self._write(step, metrics)
 
-    def evaluate(self) -> None:
-        """Takes the loss over the same windows of the validation text each time."""
+    def evaluate(self, flags: Interrupts) -> bool:
+        """Takes the loss over the same windows of the validation text each time, unless it is asked to stop.
+
+        Returns:
+            Whether time asks for a save.
+        """
         self.read()
         engine, text = self.run.engine, self.run.corpus.validation
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
         n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
-        losses = [engine.eval_batch(self._batch(text, i, rows))["loss"] for i in range(n_batches)]
+        losses, save = [], False
+        self._clock = None
+        for i in range(n_batches):
+            losses.append(engine.eval_batch(self._batch(text, i, rows))["loss"])
+            self.stopped, due = flags.poll(False)
+            save |= due
+            if self.stopped:
+                return save
         self._write(self.step, {"validation_loss": float(np.mean(jax.device_get(losses)))})
-        self._clock, self._evaluated_at = None, self.step
+        self._evaluated_at = self.step
+        return save
 
     def save(self) -> None:
         """Starts to write the whole state, the data position included."""
@@ -120,11 +133,11 @@ class Loop:
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
-    def finish(self) -> None:
+    def finish(self, flags: Interrupts) -> None:
         """Reads, evaluates and saves what the last step left open."""
         self.read()
         if self._evaluated_at != self.step and not self.stopped:
-            self.evaluate()
+            self.evaluate(flags)
         if self._saved_at != self.step:
             self.save()
         self.checkpoints.finish()

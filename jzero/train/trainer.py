@@ -217,11 +217,11 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         with interrupts(engine.mesh, log) as flags:
             while loop.step < run.n_steps and not loop.stopped:
                 due = loop.take_step(flags)
-                if arguments.eval_steps and loop.step % arguments.eval_steps == 0:
-                    loop.evaluate()
+                if arguments.eval_steps and loop.step % arguments.eval_steps == 0 and not loop.stopped:
+                    due |= loop.evaluate(flags)
                 if due or loop.step % arguments.save_steps == 0:
                     loop.save()
-            loop.finish()
+            loop.finish(flags)
     seconds = time.monotonic() - began
     return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
 

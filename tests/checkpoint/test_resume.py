@@ -150,6 +150,37 @@ def test_another_length_is_said_with_both_learning_rates(prepared, whole, tmp_pa
     assert any(line.startswith(words) for line in said(shown))
 
 
+def test_a_sigterm_in_an_evaluation_leaves_it_and_saves(prepared, whole, tmp_path):
+    run, shown = prepared(tmp_path, "training_arguments.eval_steps=2"), console()
+    batch, taken = run.corpus.validation.batch, []
+
+    def batch_with_sigterm(index, *args, **kwargs):
+        taken.append(index)
+        signal.raise_signal(signal.SIGTERM)
+        return batch(index, *args, **kwargs)
+
+    run.corpus.validation.batch = batch_with_sigterm
+    result = train(run, console=shown)
+    assert (result.step, result.interrupted, result.signal) == (2, True, signal.SIGTERM)
+    assert taken == [0]
+    assert "validation_loss" not in result.metrics
+    assert [step for step, _ in place.complete_in(tmp_path)] == [2]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_before_the_first_step_a_sigterm_is_left_to_end_the_process(prepared, tmp_path):
+    run, handlers = prepared(tmp_path, "training_arguments.max_steps=2"), []
+    batch = run.corpus.train.batch
+
+    def noted(index, *args, **kwargs):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return batch(index, *args, **kwargs)
+
+    run.corpus.train.batch = noted
+    train(run)
+    assert [handler is signal.SIG_DFL for handler in handlers] == [True, False]
+
+
 def test_a_schedulers_sigterm_stops_and_saves(prepared, whole, tmp_path):
     run, shown = prepared(tmp_path), console()
     batch = run.corpus.train.batch

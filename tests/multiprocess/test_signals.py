@@ -1,4 +1,4 @@
-"""A signal that one process gets stops all of them after the same step, with the state saved."""
+"""A signal that one process gets stops all of them after the same step, with the state saved; before, it ends it."""
 
 import signal
 import time
@@ -29,3 +29,23 @@ def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
     assert '"auto" became stage 0' in ended[0].stdout, report(ended)  # both agree, or neither would have started
     ((step, _),) = complete_in(tmp_path)
     assert f"Interrupted after step {step} " in ended[0].stdout, report(ended)
+
+
+def test_a_sigterm_between_joining_and_the_first_step_ends_a_process_at_once(tmp_path):
+    script = """if True:
+        import pathlib, sys, time
+        import jax
+        from jzero.launch import initialize_from_environment
+        initialize_from_environment()
+        pathlib.Path(sys.argv[1], str(jax.process_index())).touch()
+        time.sleep(600)
+    """
+    with Processes(["-c", script, str(tmp_path)]) as processes:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for rank in (1, 0):
+            processes.send_signal(rank, signal.SIGTERM)
+        ended = processes.wait(60)
+    assert ended[1].returncode == -signal.SIGTERM, report(ended)
+    assert ended[0].returncode != 0, report(ended)

@@ -9,7 +9,6 @@ from jzero.base.terminal import printable
 from jzero.errors import JzeroError
 
 EXIT_BAD_INPUT = 2
-EXIT_RESTART = 75  # what sysexits.h calls a temporary failure: start it again
 EXIT_SIGNAL = 128  # plus the signal's number: what shells expect of a program that a signal ended
 
 

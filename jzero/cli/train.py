@@ -8,10 +8,11 @@ import typer
 from rich.console import Console
 
 from jzero.base.terminal import escape, printable
-from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_RESTART, EXIT_SIGNAL
+from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
 from jzero.config import RunConfig, load_run
 from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
+from jzero.launch.failure import RESTART_STATUS
 from jzero.sharding.mesh import simulate_devices
 from jzero.train.monitor.log import shown_log
 from jzero.train.resume import check_new
@@ -87,7 +88,7 @@ def train_command(
         result = _train(config, run_file, resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
-        status = EXIT_RESTART if isinstance(error, LaunchError) else EXIT_BAD_INPUT
+        status = RESTART_STATUS if isinstance(error, LaunchError) else EXIT_BAD_INPUT
         leave_failed(status, str(error))
         raise typer.Exit(status) from None
     if result.interrupted:

@@ -82,7 +82,7 @@ class Loop:
         self.watchdog.step = self.step + 1
         self.watchdog.enter("waiting for a batch")
         batch = self._batch(self.run.corpus.train, self.next_batch, self._rows)
-        self.watchdog.enter("starting the step")
+        self.watchdog.enter("starting the step or waiting for the one before")
         metrics = self.run.engine.train_batch(batch)
         self.read()
         self.step += 1

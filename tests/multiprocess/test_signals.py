@@ -49,3 +49,23 @@ def test_a_sigterm_between_joining_and_the_first_step_ends_a_process_at_once(tmp
         ended = processes.wait(60)
     assert ended[1].returncode == -signal.SIGTERM, report(ended)
     assert ended[0].returncode != 0, report(ended)
+
+
+@pytest.mark.full
+def test_a_process_that_stops_makes_the_other_one_say_so_and_end(tmp_path):
+    command = [
+        *("-m", "jzero", "train", "configs/tiny.json", "--devices=1", "deepspeed.jzero.hang_seconds=5"),
+        *("model.n_layer=1", "training_arguments.max_steps=1000000", "training_arguments.save_steps=1000000"),
+        f"training_arguments.output_dir={tmp_path}",
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    with Processes(command) as processes:
+        deadline = time.monotonic() + TIMEOUT
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        processes.send_signal(1, signal.SIGSTOP)
+        first = processes.wait_for(0, TIMEOUT)
+        processes.send_signal(1, signal.SIGKILL)
+    assert first.returncode == 75, first
+    assert "s at step " in first.stderr.splitlines()[-1], first
+    assert "most recent call first" in first.stderr, first

@@ -1,5 +1,6 @@
 """`jzero train RUN.json [KEY=VALUE ...]`: train the model of a run file."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Unpack
 
@@ -95,12 +96,17 @@ def train_command(
         raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
+_TELLING_SECONDS = 60.0
+"""How long a process that has found a mistake waits for others, to tell them."""
+
+
 def _join(run_file: Path, overrides: list[str]) -> RunConfig:
     """The run file, which says how long to wait for other processes; they hear of it if it is wrong only here."""
     try:
         config = load_run(run_file, overrides)
     except JzeroError:
-        initialize_from_environment()
+        with suppress(LaunchError):  # what is wrong in the file matters more than who has not come
+            initialize_from_environment(timeout=_TELLING_SECONDS)
         raise
     initialize_from_environment(timeout=config.training_arguments.ddp_timeout)
     return config

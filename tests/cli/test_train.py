@@ -30,3 +30,10 @@ def test_what_a_launcher_leaves_half_said_is_a_mistake(monkeypatch):
     ended = CliRunner().invoke(app, ["train", "configs/tiny.json"])
     assert ended.exit_code == 2
     assert "error: The environment has JOB_COMPLETION_INDEX=1, so this is one process of several" in ended.output
+
+
+def test_a_mistake_in_the_file_is_said_also_where_nobody_else_comes(first_of_two, monkeypatch):
+    monkeypatch.setattr("jzero.cli.train._TELLING_SECONDS", 0.2)
+    ended = CliRunner().invoke(app, ["train", "configs/tiny.json", "training_arguments.max_step=1"])
+    assert ended.exit_code == 2
+    assert "max_step" in ended.output

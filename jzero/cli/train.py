@@ -1,5 +1,6 @@
 """`jzero train RUN.json [KEY=VALUE ...]`: train the model of a run file."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Unpack
 
@@ -9,9 +10,10 @@ from rich.console import Console
 
 from jzero.base.terminal import escape, printable
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import load_run
-from jzero.errors import JzeroError
+from jzero.config import RunConfig, load_run
+from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
+from jzero.launch.failure import RESTART_STATUS
 from jzero.sharding.mesh import simulate_devices
 from jzero.train.monitor.log import shown_log
 from jzero.train.resume import check_new
@@ -82,19 +84,35 @@ def train_command(
     try:
         if devices is not None:
             simulate_devices(devices)
-        initialize_from_environment()
+        config = _join(run_file, overrides or [])
         chosen = "auto" if resume == Path("auto") else resume
-        result = _train(run_file, overrides or [], resume=chosen, weights=weights, overwrite=overwrite)
+        result = _train(config, run_file, resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
-        leave_failed(EXIT_BAD_INPUT, str(error))
-        raise typer.Exit(EXIT_BAD_INPUT) from None
+        status = RESTART_STATUS if isinstance(error, LaunchError) else EXIT_BAD_INPUT
+        leave_failed(status, str(error))
+        raise typer.Exit(status) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
 
 
-def _train(run_file: Path, overrides: list[str], **begin: Unpack[Begin]) -> Result:
-    config = load_run(run_file, overrides)
+_TELLING_SECONDS = 60.0
+"""How long a process that has found a mistake waits for others, to tell them."""
+
+
+def _join(run_file: Path, overrides: list[str]) -> RunConfig:
+    """The run file, which says how long to wait for other processes; they hear of it if it is wrong only here."""
+    try:
+        config = load_run(run_file, overrides)
+    except JzeroError:
+        with suppress(LaunchError):  # what is wrong in the file matters more than who has not come
+            initialize_from_environment(timeout=_TELLING_SECONDS)
+        raise
+    initialize_from_environment(timeout=config.training_arguments.ddp_timeout)
+    return config
+
+
+def _train(config: RunConfig, run_file: Path, **begin: Unpack[Begin]) -> Result:
     if begin.get("resume") is None:  # also at its start; here before a large model is made
         check_new(Path(config.training_arguments.output_dir), overwrite=begin.get("overwrite", False))
     console = Console() if jax.process_index() == 0 else None

@@ -21,6 +21,7 @@ from jzero.train.monitor import MetricWriter
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
 from jzero.train.signals import Interrupts
+from jzero.train.watchdog import SAVE_PATIENCE, Watchdog
 
 VALIDATION_WINDOWS = 256
 """An evaluation reads about this many windows of the validation text, the same ones every time."""
@@ -59,6 +60,7 @@ class Loop:
     start: Start
     writers: list[MetricWriter]
     log: Callable[[str], None]
+    watchdog: Watchdog
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
     _unread: dict[str, jax.Array | int] | None = None
@@ -77,18 +79,24 @@ class Loop:
 
     def take_step(self, flags: Interrupts) -> bool:
         """Starts a step, then reads the metrics of the one before it; returns whether time asks for a save."""
-        metrics = self.run.engine.train_batch(self._batch(self.run.corpus.train, self.next_batch, self._rows))
+        self.watchdog.step = self.step + 1
+        self.watchdog.enter("waiting for a batch")
+        batch = self._batch(self.run.corpus.train, self.next_batch, self._rows)
+        self.watchdog.enter("starting the step or waiting for the one before")
+        metrics = self.run.engine.train_batch(batch)
         self.read()
         self.step += 1
         self._unread = {**metrics, "step": self.step}
         self.checkpoints.tick()
         self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
+        flags.begun()
         return save
 
     def read(self) -> None:
         """Reads the metrics of the last step that was started; waits until it is done."""
         if self._unread is None:
             return
+        self.watchdog.enter("waiting for the devices")
         metrics = {name: float(value) for name, value in jax.device_get(self._unread).items()}
         self._unread = None
         if skipped := self.run.engine.why_skipped(metrics):
@@ -100,33 +108,53 @@ class Loop:
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
             metrics["tokens_per_second"] = self._rows * self.run.corpus.train.seq_len / self._seconds
         self._clock = now
+        self.watchdog.begin(self._seconds or 0.0)
+        self.watchdog.enter("between two steps")
         self._write(step, metrics)
 
-    def evaluate(self) -> None:
-        """Takes the loss over the same windows of the validation text each time."""
+    def evaluate(self, flags: Interrupts) -> bool:
+        """Takes the loss over the same windows of the validation text each time, unless it is asked to stop.
+
+        Returns:
+            Whether time asks for a save.
+        """
         self.read()
         engine, text = self.run.engine, self.run.corpus.validation
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
         n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
-        losses = [engine.eval_batch(self._batch(text, i, rows))["loss"] for i in range(n_batches)]
+        losses, save = [], False
+        self._clock = None
+        self.watchdog.unlimited()  # the first one is compiled
+        for i in range(n_batches):
+            if i or self._evaluated_at >= 0:
+                self.watchdog.enter("evaluating")
+            jax.block_until_ready(losses[-1:])  # while nothing waits for the next one
+            losses.append(engine.eval_batch(self._batch(text, i, rows))["loss"])
+            self.stopped, due = flags.poll(False)
+            save |= due
+            if self.stopped:
+                return save
         self._write(self.step, {"validation_loss": float(np.mean(jax.device_get(losses)))})
-        self._clock, self._evaluated_at = None, self.step
+        self._evaluated_at = self.step
+        return save
 
     def save(self) -> None:
         """Starts to write the whole state, the data position included."""
         self.read()
+        self.watchdog.enter("saving", patience=SAVE_PATIENCE)
         facts: dict[str, Json] = {"run": self.start.run, "next_batch": self.next_batch, **self.run.facts._asdict()}
         facts |= {"learning_rate": next_rate(self.run.engine), "model": dict(self.run.config.model)}
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
-    def finish(self) -> None:
+    def finish(self, flags: Interrupts) -> None:
         """Reads, evaluates and saves what the last step left open."""
         self.read()
         if self._evaluated_at != self.step and not self.stopped:
-            self.evaluate()
+            self.evaluate(flags)
         if self._saved_at != self.step:
             self.save()
+        self.watchdog.enter("saving", patience=SAVE_PATIENCE)
         self.checkpoints.finish()
 
     @property

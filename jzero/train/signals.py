@@ -2,6 +2,9 @@
 
 Processes receive a signal at different steps, but must leave the loop at the same one. So each step brings the flags of
 all processes together on the devices, and the answer is read one step later, when it is there without waiting.
+
+Until the first step has been compiled, which may take longer than a scheduler waits, there is nothing to save: SIGTERM
+ends the process at once.
 """
 
 import signal
@@ -41,12 +44,19 @@ class Interrupts:
 
     def __init__(self, mesh: Mesh):
         self.signal = 0
+        self._heed_sigterm: Callable[[], object] | None = None
         self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._largest = jax.jit(lambda flags: jnp.max(flags, axis=0), out_shardings=replicated(mesh))
         self._unread: jax.Array | None = None
 
+    def begun(self) -> None:
+        """From now on SIGTERM asks the loop to stop, as there is something to save."""
+        if self._heed_sigterm is not None and not self.signal:
+            self._heed_sigterm()
+        self._heed_sigterm = None
+
     def poll(self, save_due: bool) -> Asked:
-        """What to do; all processes must call it after each step.
+        """What to do; all processes must call it after each step, and after each batch of an evaluation.
 
         Args:
             save_due: whether this process finds a save due; one is enough.
@@ -67,6 +77,8 @@ class Interrupts:
 @contextmanager
 def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
     """Within it, a first signal asks the loop to stop after the current step; a second one ends the program at once.
+
+    SIGTERM does what it did before until `Interrupts.begun` is called.
 
     Args:
         mesh: of the run.
@@ -91,8 +103,8 @@ def interrupts(mesh: Mesh, log: Callable[[str], None]) -> Iterator[Interrupts]:
         log(f"Stopping after this step and saving; {again}.")
 
     with second_signal_ends():
-        for number in ENDING:
-            signal.signal(number, ask)
+        signal.signal(signal.SIGINT, ask)
+        flags._heed_sigterm = lambda: signal.signal(signal.SIGTERM, ask)
         try:
             yield flags
         finally:

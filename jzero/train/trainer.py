@@ -35,6 +35,7 @@ from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start
 from jzero.train.signals import interrupts
+from jzero.train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -210,18 +211,19 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         if jax.process_index() == 0:
             claim(checkpoints.folder, start, log, overwrite=overwrite)
         writers = _writers(run, start, console)
-        loop = Loop(run, checkpoints, start, writers, log)
+        watchdog = Watchdog(engine.config.jzero.hang_seconds, jax.process_index())
+        loop = Loop(run, checkpoints, start, writers, log, watchdog)
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
-        with interrupts(engine.mesh, log) as flags:
+        with interrupts(engine.mesh, log) as flags, watchdog:
             while loop.step < run.n_steps and not loop.stopped:
                 due = loop.take_step(flags)
-                if arguments.eval_steps and loop.step % arguments.eval_steps == 0:
-                    loop.evaluate()
+                if arguments.eval_steps and loop.step % arguments.eval_steps == 0 and not loop.stopped:
+                    due |= loop.evaluate(flags)
                 if due or loop.step % arguments.save_steps == 0:
                     loop.save()
-            loop.finish()
+            loop.finish(flags)
     seconds = time.monotonic() - began
     return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
 

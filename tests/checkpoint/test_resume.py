@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import threading
 import time
 
 import jax
@@ -17,6 +18,7 @@ from jzero.errors import CheckpointError, ConfigError
 from jzero.sharding.mesh import make_mesh
 from jzero.train.data import load_corpus
 from jzero.train.trainer import Run, prepare, train
+from jzero.train.watchdog import Watchdog
 
 WHEN = ("training_arguments.max_steps", "training_arguments.save")
 """Overrides that change no program."""
@@ -148,6 +150,61 @@ def test_another_length_is_said_with_both_learning_rates(prepared, whole, tmp_pa
     train(prepared(tmp_path, "training_arguments.max_steps=5"), resume=whole / "checkpoint-4", console=shown)
     words = "The run has 5 steps (training_arguments.max_steps) and had 6: the next step has the learning rate "
     assert any(line.startswith(words) for line in said(shown))
+
+
+def test_a_sigterm_in_an_evaluation_leaves_it_and_saves(prepared, whole, tmp_path):
+    run, shown = prepared(tmp_path, "training_arguments.eval_steps=2"), console()
+    batch, taken = run.corpus.validation.batch, []
+
+    def batch_with_sigterm(index, *args, **kwargs):
+        taken.append(index)
+        signal.raise_signal(signal.SIGTERM)
+        return batch(index, *args, **kwargs)
+
+    run.corpus.validation.batch = batch_with_sigterm
+    result = train(run, console=shown)
+    assert (result.step, result.interrupted, result.signal) == (2, True, signal.SIGTERM)
+    assert taken == [0]
+    assert "validation_loss" not in result.metrics
+    assert [step for step, _ in place.complete_in(tmp_path)] == [2]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_batch_that_never_comes_is_noticed_with_its_step(prepared, tmp_path, monkeypatch):
+    run, told, gone = prepared(tmp_path, "training_arguments.max_steps=4"), [], threading.Event()
+    batch = run.corpus.train.batch
+
+    def noticed(sentence):
+        told.append(sentence)
+        gone.set()
+
+    def watchdog(least, process):
+        assert (least, process) == (300, 0)
+        return Watchdog(0.5, process, end=noticed)
+
+    def late_batch(index, *args, **kwargs):
+        if index == 2:
+            assert gone.wait(60)
+        return batch(index, *args, **kwargs)
+
+    monkeypatch.setattr("jzero.train.trainer.Watchdog", watchdog)
+    run.corpus.train.batch = late_batch
+    train(run)
+    (sentence,) = told
+    assert " at step 3, waiting for a batch, " in sentence
+
+
+def test_before_the_first_step_a_sigterm_is_left_to_end_the_process(prepared, tmp_path):
+    run, handlers = prepared(tmp_path, "training_arguments.max_steps=2"), []
+    batch = run.corpus.train.batch
+
+    def noted(index, *args, **kwargs):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return batch(index, *args, **kwargs)
+
+    run.corpus.train.batch = noted
+    train(run)
+    assert [handler is signal.SIG_DFL for handler in handlers] == [True, False]
 
 
 def test_a_schedulers_sigterm_stops_and_saves(prepared, whole, tmp_path):

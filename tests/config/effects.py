@@ -119,6 +119,9 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_the_newest_stay_and_those_kept_for_their_step": "jzero.checkpoint.keep_every",
         "test_a_save_is_due_by_the_clock": "jzero.checkpoint.save_minutes",
     },
+    "tests/train/test_watchdog.py": {
+        "test_the_limit_is_ten_mean_steps_or_the_least": "jzero.hang_seconds",
+    },
     "tests/train/test_compile_cache.py": {
         "test_cpus_keep_theirs_if_asked": "jzero.compile_cache",
     },

@@ -71,6 +71,12 @@ class Processes:
         assert not late, f"processes {late} still ran after {timeout} s\n{report(ended)}"
         return ended
 
+    def wait_for(self, rank: int, timeout: float) -> Ended:
+        """Waits for one of them only."""
+        process, out, err = self._running[rank]
+        process.wait(timeout)
+        return Ended(process.returncode, _text(out), _text(err))
+
     def send_signal(self, rank: int, number: int) -> None:
         """Sends a signal to one of them."""
         self._running[rank][0].send_signal(number)

@@ -56,6 +56,7 @@ class TrainingArguments(Section):
     eval_steps: Positive | None = None
     save_steps: Positive = 500
     save_total_limit: Positive | None = None
+    ddp_timeout: Positive = 1800
 
     @classmethod
     def subsection(cls, name: str, data: Mapping[str, Json]) -> SectionType | None:

@@ -9,7 +9,7 @@ from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
 from jzero.config.schema.saving import Saving
-from jzero.config.schema.scalars import Positive32, TextOrFalse, Texts, real
+from jzero.config.schema.scalars import NonNegative, Positive32, TextOrFalse, Texts, real
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 
@@ -40,6 +40,12 @@ class Extensions(Section):
         None,
         "the folder in which `jzero train` keeps compiled programs for its next start, or false; by default "
         "`compile_cache` inside `output_dir` where the devices are GPUs, and none for CPUs",
+    )
+
+    hang_seconds: NonNegative = honoured(
+        300.0,
+        "`jzero train`: a process that makes no progress for so long, or for ten mean steps if that is longer, writes "
+        "what its threads do and ends with status 75; a save may take six times as long; 0 for never",
     )
 
     @classmethod

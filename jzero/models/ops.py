@@ -35,13 +35,14 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float =
     """
 
     @keeping_inputs
-    def normalised(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
         y = x.astype(jnp.float32)
         y = y - y.mean(axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
-        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+        return y * scale.astype(jnp.float32)
 
-    return normalised(x, scale, bias)
+    # Outside, since what is added is not needed backward, and would be gathered again for nothing.
+    return (normalised(x, scale) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:

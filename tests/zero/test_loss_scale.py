@@ -1,6 +1,7 @@
 """The loss scaler, against traces of DeepSpeed and a plain Python state machine."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ class Reference:
     room=st.one_of(st.none(), st.integers(1, 2**24)),
 )
 def test_any_run_follows_the_state_machine(overflows, power, window, smallest, hysteresis, consecutive, room):
+    power = max(power, math.ceil(math.log2(smallest)))  # a smallest scale above the first one is refused
     largest = None if room is None else smallest * room
     keys = {"loss_scale_window": window, "min_loss_scale": smallest, "hysteresis": hysteresis}
     got = trace(fp16(power=power, largest=largest, consecutive_hysteresis=consecutive, **keys), overflows)

@@ -56,7 +56,8 @@ def main() -> None:
         results.mkdir(exist_ok=True)
         for name in track(names, "Training", console=console):
             found = {"on": ran_on(name), "by_way": try_model(python, name)}
-            (results / f"{name}.json").write_text(json.dumps(found))
+            said = json.dumps(found).replace(f"{folder}/", "")  # sentences name files of the environment
+            (results / f"{name}.json").write_text(said)
         rows = read_results(results)
     if args.page:
         write_page(args.page, rows)

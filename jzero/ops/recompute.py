@@ -27,7 +27,6 @@ def keeping_inputs(f: Callable[[*Inputs], jax.Array]) -> Callable[[*Inputs], jax
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from jax.ad_checkpoint import saved_residuals
         >>> square_of_sine = keeping_inputs(lambda x: jnp.sin(x) ** 2)
         >>> float(jax.grad(square_of_sine)(0.5)) == float(jax.grad(lambda x: jnp.sin(x) ** 2)(0.5))
         True

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jzero.base.types import PyTree
 from jzero.errors import ModelError
@@ -22,7 +23,10 @@ def every_device_alike() -> Iterator[None]:
     """While tracing: every device computes the same rows, which are then all that there are."""
     token = _alike.set(True)
     try:
-        yield
+        # JAX knows nothing of the variable, and would take a function's trace from where devices had different rows.
+        # Metadata is part of what it tells traces apart by, however deep inside the function lies.
+        with set_xla_metadata(jzero_rows="alike"):
+            yield
     finally:
         _alike.reset(token)
 
@@ -32,7 +36,8 @@ def all_gather(x: PyTree) -> PyTree:
 
     Differentiable: what other devices' losses owe to this device's rows comes back to them. A loss that is a mean over
     its own rows, against the gathered ones, is therefore that of the whole micro-batch on one device, at every ZeRO
-    stage and with accumulation; negatives span one micro-batch.
+    stage and with accumulation; negatives span one micro-batch. In `Engine.eval_batch` rows that the devices do not
+    divide are a batch of their own.
 
     Args:
         x: a pytree of arrays `[rows of this device, ...]`.

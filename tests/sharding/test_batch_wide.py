@@ -62,9 +62,14 @@ def test_clip_s_loss_and_its_gradients_are_those_of_one_device():
 
 def test_rows_that_are_left_over_have_each_other():
     engines = [build(3, BATCH, model=Towers, loss_fn=clip, n_devices=n, seed=3) for n in (1, 8)]
-    few = {name: x[:5] for name, x in BATCH.items()}
-    one, many = (float(engine.eval_batch(few)["loss"]) for engine in engines)
+    loss = lambda engine, rows: float(engine.eval_batch({name: x[rows] for name, x in BATCH.items()})["loss"])
+    one, many = (loss(engine, slice(5)) for engine in engines)
     assert many == pytest.approx(one, rel=1e-5)
+    # As many rows a device as where devices have different ones, so that JAX has traced such a loss before.
+    divided, alone = (loss(engines[0], rows) for rows in (slice(8), slice(8, 9)))
+    assert loss(engines[1], slice(8)) == pytest.approx(divided, rel=1e-5)
+    assert loss(engines[1], slice(8, 9)) == pytest.approx(alone, abs=1e-6)
+    assert loss(engines[1], slice(9)) == pytest.approx((8 * divided + alone) / 9, rel=1e-5)
 
 
 def test_outside_of_a_step_a_device_is_alone():

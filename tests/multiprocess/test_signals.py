@@ -12,17 +12,20 @@ TIMEOUT = 180
 
 
 @pytest.mark.full
+def _wait_until_it_trains(folder):
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + TIMEOUT
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
     command = [
         *("-m", "jzero", "train", "configs/tiny.json", "--devices=1"),
         *("model.n_layer=1", "training_arguments.max_steps=1000000", "training_arguments.save_steps=1000000"),
         *("deepspeed.zero_optimization.stage=auto", f"training_arguments.output_dir={tmp_path}"),
     ]
-    metrics = tmp_path / "metrics.jsonl"
     with Processes(command) as processes:
-        deadline = time.monotonic() + TIMEOUT
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        _wait_until_it_trains(tmp_path)
         processes.send_signal(1, signal.SIGTERM)
         ended = processes.wait(TIMEOUT)
     assert [end.returncode for end in ended] == [128 + signal.SIGTERM] * 2, report(ended)
@@ -58,11 +61,8 @@ def test_a_process_that_stops_makes_the_other_one_say_so_and_end(tmp_path):
         *("model.n_layer=1", "training_arguments.max_steps=1000000", "training_arguments.save_steps=1000000"),
         f"training_arguments.output_dir={tmp_path}",
     ]
-    metrics = tmp_path / "metrics.jsonl"
     with Processes(command) as processes:
-        deadline = time.monotonic() + TIMEOUT
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        _wait_until_it_trains(tmp_path)
         processes.send_signal(1, signal.SIGSTOP)
         first = processes.wait_for(0, TIMEOUT)
         processes.send_signal(1, signal.SIGKILL)

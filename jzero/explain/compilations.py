@@ -41,7 +41,8 @@ class StepCompilations:
         if self._n_steps <= 2:
             _log.info("%s", _sentence(compilations))
         else:
-            usual = now if now in self._settings else self._settings[0]
+            # None yet where another engine of the same functions has compiled them.
+            usual = now if now in self._settings else next(iter(self._settings), now)
             why = why_compiled_again(self._expected, state, usual, now)
             _log.warning("%s again, at step %d of this engine: %s.", _sentence(compilations), self._n_steps, why)
         self._settings.append(now)

@@ -56,6 +56,18 @@ def test_it_says_what_compiled_and_why_it_compiled_again(engine, caplog):
     assert "at step 7 of this engine: params.bias of the engine's state was replaced by an array of sharding" in again
 
 
+def test_an_engine_whose_functions_another_one_has_compiled_goes_on(engine, caplog):
+    for _ in range(2):
+        engine.train_batch(BATCH)
+    again = jzero.Engine(engine.functional, engine.state)
+    for _ in range(2):
+        again.train_batch(BATCH)
+    with jax.default_matmul_precision("float32"):
+        again.train_batch(BATCH)
+    (warning,) = sentences(caplog, logging.WARNING)
+    assert "again, at step 3 of this engine" in warning
+
+
 def test_what_else_may_have_been_replaced():
     like = {"a": jax.ShapeDtypeStruct((2,), np.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))}
     array = lambda shape, dtype: jax.device_put(np.zeros(shape, dtype))

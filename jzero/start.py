@@ -97,9 +97,11 @@ def initialize(
     fns = build_functional(**found._asdict(), loss_fn=loss_fn, schedule=schedule, **options)
     if rounded := fns.spec.precision.rounded(fns.batch):
         logging.getLogger("jzero").info(
-            "%s enters the loss in %s; `jzero.keep_fp32` keeps what it names, such as targets.",
-            ", ".join(rounded),
-            resolved.precision,
+            "%s enters the loss in %s; `jzero.keep_fp32` keeps what it names.", ", ".join(rounded), resolved.precision
+        )
+    if targets := fns.spec.precision.targets:
+        logging.getLogger("jzero").info(
+            "%s enters the loss as it is, not in %s: no weight acts on it.", ", ".join(targets), resolved.precision
         )
     if fns.averaged_state:
         logging.getLogger("jzero").info(

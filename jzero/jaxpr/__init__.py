@@ -11,7 +11,9 @@ Layout:
     devices.py: which devices a program is traced for, where JAX would ask the machine at hand.
     coordination.py: what processes say to each other before any program runs.
     walk.py: goes over equations, with those inside of them.
-    varying.py: follows what differs between devices.
+    facts.py: follows what is known of inputs to the outputs.
+    varying.py: what differs between devices.
+    weights.py: what a program's parameters act on, and what only its loss compares with.
     compilations.py: what was compiled, how long it took, and for which settings.
     dead_code.py: reduces jaxprs to some of their outputs.
     keys.py: tells equations that compute the same.

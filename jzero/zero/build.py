@@ -33,6 +33,7 @@ from jzero.zero.spec import StepSpec
 from jzero.zero.stages import stage_plan
 from jzero.zero.state import TrainState
 from jzero.zero.step import StepOutput, eval_step, partial_eval_step, train_step
+from jzero.zero.targets import with_targets
 from jzero.zero.xla_options import CompilerOptions, compiler_options
 
 
@@ -150,6 +151,7 @@ def build_functional(
     mask = shapes.trainable_mask(params, trainable, pure_model.types)
     dtypes.check(params, local_batch)
     scanned = shapes.scanned_by_loops(pure_model, dtypes, mesh, params, model_state, local_batch)
+    dtypes = with_targets(pure_model, dtypes, mesh, params, model_state, local_batch)
     placements, casts = _placements(config, mesh, params, scanned), dtypes.casts(params)
     chosen = _optimizer(config, optimizer, schedule, shapes.loop_dims(params, mask, scanned))
 

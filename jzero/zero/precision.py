@@ -34,6 +34,7 @@ class Precision:
         buffers: dtype of the model's state, such as BatchNorm statistics; None leaves it as the model has it.
         kept: patterns of names of parameters that last and compute in fp32 all the same, and of leaves of the batch, as
             "batch.x", that enter the loss as they are.
+        targets: names of leaves of the batch that only the loss sees, which enter as they are too.
     """
 
     compute: DTypeLike | None
@@ -43,6 +44,7 @@ class Precision:
     moments: DTypeLike
     buffers: DTypeLike | None
     kept: tuple[str, ...]
+    targets: tuple[str, ...] = ()
 
     def master_params(self, params: Params) -> Params:
         """Parameters as they are kept between steps; see `param_dtype`."""
@@ -69,22 +71,23 @@ class Precision:
         return model_state if self.buffers is None else _cast(model_state, self.buffers)
 
     def inputs(self, batch: Batch) -> Batch:
-        """Casts the floating leaves of what enters the loss; one fp32 input would promote the whole model to fp32."""
+        """Casts the floating leaves that the model sees; one in fp32 would promote the whole model to fp32."""
         if self.compute is None:
             return batch
         rounded = set(self.rounded(batch))
         return jax.tree_util.tree_map_with_path(
-            lambda path, x: x.astype(self.compute) if _batch_name(path) in rounded else x, batch
+            lambda path, x: x.astype(self.compute) if batch_name(path) in rounded else x, batch
         )
 
     def rounded(self, batch: Batch) -> list[str]:
         """The names of the batch's leaves that `inputs` rounds, such as "batch.x"."""
         leaves = jax.tree_util.tree_leaves_with_path(batch)
-        names = {_batch_name(path): x.dtype for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+        names = {batch_name(path): x.dtype for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
         if self.compute is None:
             return []
         wide = [name for name, dtype in names.items() if dtype != self.compute]
-        return [name for name in wide if not any(re.search(pattern, name) for pattern in self.kept)]
+        kept = lambda name: name in self.targets or any(re.search(pattern, name) for pattern in self.kept)
+        return [name for name in wide if not kept(name)]
 
     def check(self, params: Params, batch: Batch) -> None:
         """Refuses a pattern that fits neither a parameter nor a leaf of the batch.
@@ -93,7 +96,7 @@ class Precision:
             ConfigError: with the pattern and some of the names there are.
         """
         names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        of_batch = [_batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
+        of_batch = [batch_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
         for pattern in self.kept:
             if not any(re.search(pattern, name) for name in (*names, *of_batch)):
                 listed = lambda names: f"{', '.join(names[:5])}{', …' * (len(names) > 5)}"
@@ -118,7 +121,8 @@ class Precision:
         return jax.tree_util.tree_map_with_path(one, params)
 
 
-def _batch_name(path: KeyPath) -> str:
+def batch_name(path: KeyPath) -> str:
+    """The name of a leaf of the batch, such as "batch.x"."""
     return ".".join(filter(None, ("batch", path_name(path))))
 
 

@@ -25,7 +25,8 @@ class Extensions(Section):
         (),
         "parameters whose dotted name one of these regular expressions is found in last and compute in fp32; the model "
         "rounds what comes of them, as jzero's own do, and Flax's norms if they are given a `dtype`; leaves of "
-        'the batch, such as targets or times, are named as `"batch.t"`',
+        'the batch, such as times or coordinates, are named as `"batch.t"` (targets, on which no weight acts, are not '
+        "rounded anyway)",
     )
     param_groups: ParamGroups = honoured(
         (),

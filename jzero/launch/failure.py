@@ -7,6 +7,7 @@ connections, which ends the others.
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from types import TracebackType
@@ -23,15 +24,42 @@ RESTART_STATUS = 75
 """What a process ends with if starting it again may help; what sysexits.h calls a temporary failure."""
 
 
+_OF_ANOTHER = re.compile(
+    r"Gloo \w+ failed|NCCL operation .* failed: remote process|(reset|closed) by peer|Socket closed"
+)
+"""What Gloo and NCCL say where another process is gone."""
+
+
 def end_others_on_failure() -> None:
     """Makes an exception that nobody catches end this process soon; call it once the processes are connected."""
     shown_before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if sentence := lost_peer(error):
+            print(f"error: {sentence}", file=sys.stderr)
+            leave_failed(RESTART_STATUS, sentence)
+            sys.exit(RESTART_STATUS)
         shown_before(kind, error, traceback)
         leave_failed(1, f"{kind.__name__}: {error}")
 
     sys.excepthook = hook
+
+
+def lost_peer(error: BaseException) -> str:
+    """The sentence for an error that only says that another process is gone, or the network to it; else "".
+
+    Example:
+        >>> import jax
+        >>> lost_peer(jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer"))
+        'Another process of this run has ended, or the network to it is down; ... by peer).'
+        >>> lost_peer(ValueError("x"))
+        ''
+    """
+    first_line = str(error).partition("\n")[0]
+    status, _, said = first_line.partition(": ")  # XLA's, which comes in exceptions of several types
+    if not (re.fullmatch("[A-Z_]+", status) and _OF_ANOTHER.search(said)):
+        return ""
+    return f"Another process of this run has ended, or the network to it is down; its own output says why ({said})."
 
 
 def leave_failed(exit_code: int, sentence: str = "") -> None:

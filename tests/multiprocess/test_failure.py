@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.multiprocess.processes import Processes, report
 
 TIMEOUT = 60
@@ -85,3 +87,41 @@ def test_ranks_of_one_command_that_differ_end_at_once_with_the_cause(tmp_path):
         says = "training_arguments.save_steps is 6 on process 1 and 5 on process 0."
         assert f"error: The processes were started differently: {says}" in end.stderr, report(ended)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_is_gone_is_a_sentence_and_a_status_that_asks_for_another_try():
+    script = """if True:
+        import os
+        from jzero.launch import initialize_from_environment
+        import jax
+        import numpy as np
+        from jax.experimental import multihost_utils
+        initialize_from_environment()
+        multihost_utils.process_allgather(np.ones(1))
+        if jax.process_index() == 1:
+            os._exit(9)
+        multihost_utils.process_allgather(np.ones(1))
+    """
+    with Processes(["-c", script]) as processes:
+        ended = processes.wait(TIMEOUT)
+    assert [end.returncode for end in ended] == [75, 9], report(ended)
+    (said,) = [line for line in ended[0].stderr.splitlines() if not line.startswith("[Gloo]")]
+    assert said.startswith("error: Another process of this run has ended, or the network to it is down; "), said
+
+
+@pytest.mark.full
+def test_a_full_disk_is_a_sentence_of_both(tmp_path):
+    script = """if True:
+        import resource, sys
+        from jzero.__main__ import main
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        sys.argv = ["jzero", *sys.argv[1:]]
+        main()
+    """
+    options = ["training_arguments.max_steps=2", f"training_arguments.output_dir={tmp_path}", "--devices=4"]
+    with Processes(["-c", script, "train", "configs/tiny.json", *options]) as processes:
+        ended = processes.wait(TIMEOUT)
+    assert [end.returncode for end in ended] == [2, 2], report(ended)
+    for end in ended:
+        assert "Traceback" not in end.stderr, report(ended)
+        assert f"error: The checkpoint {tmp_path}/checkpoint-2 could not be written: File too large" in end.stderr

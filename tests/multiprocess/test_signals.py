@@ -11,13 +11,13 @@ from tests.multiprocess.processes import Processes, report
 TIMEOUT = 180
 
 
-@pytest.mark.full
 def _wait_until_it_trains(folder):
     metrics, deadline = folder / "metrics.jsonl", time.monotonic() + TIMEOUT
     while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_a_sigterm_of_one_process_stops_both_and_saves(tmp_path):
     command = [
         *("-m", "jzero", "train", "configs/tiny.json", "--devices=1"),

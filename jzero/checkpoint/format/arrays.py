@@ -19,7 +19,7 @@ import tensorstore as ts
 from jzero.base.types import Json
 from jzero.checkpoint.format.header import ARRAYS
 from jzero.checkpoint.format.leaves import in_default_memory, on_cpus
-from jzero.checkpoint.format.silence import leave_out_tracebacks
+from jzero.checkpoint.format.silence import leave_out_tracebacks, writing
 
 _TIMEOUT_SECONDS = 24 * 3600
 """How long a save may take: Orbax's twenty minutes are too few for a large state and a slow disk."""
@@ -58,13 +58,15 @@ def _start(folder: Path, leaves: Mapping[str, jax.Array]) -> ocp.AsyncCheckpoint
     options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_SECONDS)
     checkpointer = ocp.AsyncCheckpointer(handler, async_options=options)
     args = ocp.args.PyTreeSave(dict(leaves))  # pyright: ignore[reportCallIssue]
-    checkpointer.save(folder, ocp.args.Composite(arrays=args))
+    with writing():
+        checkpointer.save(folder, ocp.args.Composite(arrays=args))
     return checkpointer
 
 
 def _finish(checkpointer: ocp.AsyncCheckpointer, folder: Path, names: Sequence[str]) -> None:
-    checkpointer.wait_until_finished()
-    checkpointer.close()
+    with writing():
+        checkpointer.wait_until_finished()
+        checkpointer.close()
     if jax.process_index() == 0:
         _merge(folder / ARRAYS)
         stored = stored_names(folder)

@@ -13,3 +13,14 @@ def format_bytes(n_bytes: float) -> str:
             break
         n_bytes /= 1000
     return f"{n_bytes:.0f} {unit}" if unit == "B" or n_bytes >= 99.95 else f"{n_bytes:.3g} {unit}"
+
+
+def format_count(n: float, unit: str) -> str:
+    """A number of something with four digits and a prefix of the SI.
+
+    Example:
+        >>> format_count(1_404_583_000_000_000, "FLOP"), format_count(0.00124, "s"), format_count(7, "FLOP")
+        ('1.405 PFLOP', '1.24 ms', '7 FLOP')
+    """
+    scale = next((i for i in range(5, -3, -1) if abs(n) >= 1000.0**i), 0)
+    return f"{n / 1000.0**scale:.4g} {['', 'k', 'M', 'G', 'T', 'P', 'µ', 'm'][scale]}{unit}"

@@ -26,6 +26,9 @@ COMMANDS = {
         "plan_command",
         "Show what each ZeRO stage would hold and send on a cluster, and which setting to take. Needs no GPU.",
     ),
+    "flops": LazyCommand(
+        "jzero.cli.flops", "flops_command", "Count the floating-point operations of a training step. Needs no GPU."
+    ),
     "doctor": LazyCommand(
         "jzero.cli.doctor", "doctor_command", "Show what this machine has for training, and what is wrong with it."
     ),

@@ -14,6 +14,8 @@ Layout:
     facts.py: follows what is known of inputs to the outputs.
     varying.py: what differs between devices.
     weights.py: what a program's parameters act on, and what only its loss compares with.
+    arithmetic.py: how many operations products take.
+    shares.py: marks products of which a mask hides some.
     compilations.py: what was compiled, how long it took, and for which settings.
     dead_code.py: reduces jaxprs to some of their outputs.
     keys.py: tells equations that compute the same.

@@ -43,6 +43,11 @@ class Target(NamedTuple):
 SHAPES_ALONE = Target("gpu", (9, 0))
 """Where a model is traced for the shapes of its parameters and nothing will run: any kernel may be called."""
 
+COUNTING = Target("nothing", (9, 0))
+"""Where a model is traced for its arithmetic to be counted: what is cut into blocks for memory's sake stays in one."""
+
+_COUNTING = AbstractDevice(device_kind=COUNTING.platform, num_cores=None, platform="cpu")
+
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
 
 
@@ -63,6 +68,8 @@ def target_of(mesh: Mesh | AbstractMesh) -> Target:
     if not isinstance(mesh, AbstractMesh):
         return _of_device(mesh.devices.flat[0])
     kind = "" if mesh.abstract_device is None else mesh.abstract_device.device_kind
+    if kind == COUNTING.platform:
+        return COUNTING
     capability = kind.removeprefix(_ABSTRACT)
     return Target("gpu", _numbers(capability) if "." in capability else None)
 
@@ -74,6 +81,11 @@ def abstract_gpu(capability: str | None) -> AbstractDevice:
         capability: its compute capability, such as "9.0"; None where no kernels are compiled for it.
     """
     return AbstractDevice(device_kind=f"{_ABSTRACT}{capability}", num_cores=None, platform="gpu")
+
+
+def counting(mesh: Mesh | AbstractMesh) -> AbstractMesh:
+    """A mesh like another one, over which programs are traced for their arithmetic alone; see `COUNTING`."""
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types, abstract_device=_COUNTING)
 
 
 def cudnn_is_there() -> bool:
@@ -105,7 +117,7 @@ def traced_for(devices: Target) -> Iterator[None]:
     """
     token = _TARGET.set(devices)
     try:
-        with _cudnn_of(devices) if devices.platform == "gpu" else contextlib.nullcontext():
+        with _cudnn_of(devices) if devices.platform in ("gpu", COUNTING.platform) else contextlib.nullcontext():
             yield
     finally:
         _TARGET.reset(token)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from jzero.jaxpr.params import called_program, scan_arity, while_of
+from jzero.jaxpr.params import branches_of, called_program, scan_arity, while_of
 from jzero.jaxpr.primitives import COND, INLINED, SCAN, WHILE, name_of
 from jzero.jaxpr.program import Equation, Program
 from jzero.jaxpr.walk import interpret
@@ -45,16 +45,16 @@ def follow(
             return inside(called_program(eqn), ins)
         if name == SCAN:
             n_consts, n_carry = scan_arity(eqn)
-            return _settled(lambda ins: inside(called_program(eqn), ins), ins, n_consts, n_carry, join)
+            return settled(lambda ins: inside(called_program(eqn), ins), ins, n_consts, n_carry, join)
         if name == WHILE:
             body, condition, n_body, n_condition = while_of(eqn)
             of_condition, ins = ins[:n_condition], ins[n_condition:]
-            carry = _settled(lambda ins: inside(body, ins), ins, n_body, len(ins) - n_body, join)
+            carry = settled(lambda ins: inside(body, ins), ins, n_body, len(ins) - n_body, join)
             (length,) = inside(condition, [*of_condition, *carry])
             return [join([length, c]) for c in carry]
         if name == COND:
             index, *operands = ins
-            branches = [inside(branch, operands) for branch in eqn.params["branches"]]
+            branches = [inside(branch, operands) for branch in branches_of(eqn)]
             return [join([index, *outs]) for outs in zip(*branches, strict=True)]
         found = step(eqn, ins)
         return [join(ins)] * len(eqn.outvars) if found is None else found
@@ -63,14 +63,25 @@ def follow(
     return interpret(program, list(inputs), through, literal=nothing, constant=nothing)
 
 
-def _settled(
+def settled(
     body: Callable[[list[Fact]], list[Fact]],
     ins: list[Fact],
     n_consts: int,
     n_carry: int,
     join: Callable[[Sequence[Fact]], Fact],
 ) -> list[Fact]:
-    """Runs a loop's body until nothing new is known of what it carries."""
+    """Runs a loop's body until nothing new is known of what it carries.
+
+    Args:
+        body: facts of its inputs -> facts of its outputs, those that it carries first.
+        ins: what is known before the first round: constants, what is carried, the rest.
+        n_consts: inputs that stay the same.
+        n_carry: inputs that the first outputs replace.
+        join: see `follow`.
+
+    Returns:
+        What is known of what it carries, in any round, and of its other outputs.
+    """
     consts, carry, rest = ins[:n_consts], ins[n_consts : n_consts + n_carry], ins[n_consts + n_carry :]
     while True:
         outs = body([*consts, *carry, *rest])

@@ -71,6 +71,11 @@ def while_of(eqn: Equation) -> While:
     return While(*(eqn.params[name] for name in ("body_jaxpr", "cond_jaxpr", "body_nconsts", "cond_nconsts")))
 
 
+def branches_of(eqn: Equation) -> Sequence[Program]:
+    """The programs of a `cond` or `switch`, whose first operand chooses."""
+    return eqn.params["branches"]
+
+
 class Remat(NamedTuple):
     """A `jax.checkpoint` region: what it keeps, and whether its recomputation is held apart by a barrier."""
 
@@ -104,6 +109,11 @@ def dot_of(eqn: Equation) -> Dot:
     (left, right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     precision, preferred = eqn.params["precision"], eqn.params["preferred_element_type"]
     return Dot(left, right, batch_left, batch_right, precision, preferred)
+
+
+def ragged_contraction(eqn: Equation) -> Sequence[int]:
+    """The dimensions of a `ragged_dot`'s left operand that are summed over: of each group of rows by a matrix."""
+    return eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers[0][0]
 
 
 class Convolution(NamedTuple):

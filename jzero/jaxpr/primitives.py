@@ -22,7 +22,19 @@ LAPACK = frozenset({
 })  # fmt: skip
 """What linear-algebra libraries compute, and none of them in 16 bits."""
 
+RAGGED_DOT = "ragged_dot_general"
 FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
+UNCOUNTED = {
+    **dict.fromkeys(LAPACK, "linear algebra"),
+    **dict.fromkeys(CALLBACKS, "a callback to the host"),
+    "fft": "a Fourier transform",
+    "pallas_call": "a kernel of its own",
+    CUSTOM_PARTITIONING: "an operation with a partitioning of its own",
+    "ffi_call": "code of a library",
+    SHARD_MAP: "a program over a mesh of its own",
+}
+"""What computes, and how much is not known."""
+
 BARRIER, UPDATE_SLICE = "optimization_barrier", "dynamic_update_slice"
 
 OF_SOME_VERSIONS = frozenset({"closed_call", "call", "one_minus_square"})

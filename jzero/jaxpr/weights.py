@@ -1,6 +1,6 @@
 """Tells what a loss shows its model from what it only compares the model's results with."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from jzero.jaxpr.facts import follow
@@ -16,7 +16,7 @@ class _Origin(NamedTuple):
     inputs: frozenset[int]
 
 
-def acted_on(program: Program, is_param: Sequence[bool]) -> frozenset[int]:
+def acted_on(program: Program, params: Collection[int]) -> frozenset[int]:
     """Finds the inputs that parameters act on: a product with a weight, the sum with a bias.
 
     What depends on parameters alone is a weight, and what meets one in an operation was shown to the model. Targets
@@ -25,7 +25,7 @@ def acted_on(program: Program, is_param: Sequence[bool]) -> frozenset[int]:
 
     Args:
         program: a loss, a jaxpr.
-        is_param: for each input, whether it is a parameter.
+        params: positions of those inputs that are parameters.
 
     Returns:
         Positions of inputs that are no parameters.
@@ -34,7 +34,7 @@ def acted_on(program: Program, is_param: Sequence[bool]) -> frozenset[int]:
         >>> import jax, jax.numpy as jnp
         >>> def loss(weight, x, y):
         ...     return ((x @ weight - y) ** 2).mean() + (weight**2).sum()
-        >>> sorted(acted_on(jax.make_jaxpr(loss)(jnp.ones(3), jnp.ones((2, 3)), jnp.ones(2)), [True, False, False]))
+        >>> sorted(acted_on(jax.make_jaxpr(loss)(jnp.ones(3), jnp.ones((2, 3)), jnp.ones(2)), [0]))
         [1]
     """
     found: set[int] = set()
@@ -49,8 +49,8 @@ def acted_on(program: Program, is_param: Sequence[bool]) -> frozenset[int]:
             found.update(join(ins).inputs)
 
     origins = [
-        _Origin(v.aval.ndim > 0, frozenset()) if p else _Origin(False, frozenset([i]))
-        for i, (p, v) in enumerate(zip(is_param, subprogram(program).jaxpr.invars, strict=True))
+        _Origin(v.aval.ndim > 0, frozenset()) if i in params else _Origin(False, frozenset([i]))
+        for i, v in enumerate(subprogram(program).jaxpr.invars)
     ]
     follow(program, origins, join, step)
     return frozenset(found)

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from jzero.errors import ModelError
-from jzero.jaxpr.devices import SHAPES_ALONE, target
+from jzero.jaxpr.devices import COUNTING, SHAPES_ALONE, target
+from jzero.jaxpr.shares import marked
 from jzero.ops.all_scores import plain
 from jzero.ops.blocks import BLOCK, Form, Inputs, blockwise
 from jzero.ops.kernels import cudnn_attention, no_cudnn, no_pallas, pallas_attention
 from jzero.ops.request import Implementation, Pair, Request, Settings, request_of
-from jzero.ops.visibility import Places, Rule
+from jzero.ops.visibility import Places, Rule, share_visible
 
+_ARRAYS = frozenset({"q", "k", "v", "bias", "segments", "positions", "dropout_key"})
 _log = logging.getLogger("jzero")
 _said: set[str] = set()
 _taken: ContextVar[set[str] | None] = ContextVar("_taken", default=None)
@@ -143,10 +145,20 @@ def _attend(
     if asked not in known:
         raise ModelError(f"attention has no implementation {asked!r}; known: {', '.join(known)}.")
     request = request_of(q, k, v, settings, with_lse=with_lse)
+    if target() is COUNTING:
+        return _counted(request)
     path = _choose(request, asked)
     if (paths := _taken.get()) is not None and target() is not SHAPES_ALONE:
         paths.add(path)
     return _run(request, path)
+
+
+def _counted(request: Request) -> tuple[jax.Array, jax.Array | None]:
+    """All scores at once, as none of the paths that run computes them, with how many of them are needed."""
+    rule = Rule(request.causal, request.window, request.k.shape[1])
+    arrays = {name: x for name, x in request._asdict().items() if name in _ARRAYS and x is not None}
+    run = marked(lambda arrays: _run(request._replace(**arrays), "plain"), share_visible(rule, request.q.shape[1]))
+    return run(arrays)
 
 
 def _choose(request: Request, asked: Implementation) -> Implementation:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jzero.flax.mean import Mean
+from jzero.jaxpr.devices import COUNTING, target
 from jzero.ops.loss_checks import HeadLayout, check_arrays, check_optional_arrays, check_options
 
 CHUNK_BYTES = 256 * 2**20
@@ -85,7 +86,7 @@ def cross_entropy(
     chunk = chunk_tokens or max(least, CHUNK_BYTES // (4 * vocab))
     width = max(least, math.ceil(vocab * chunk / (2 * n_tokens)))  # logits and their gradients exist at once
     form = _Form(head_layout, z_loss, softcap, _size(n_tokens, chunk), _size(vocab, width))
-    if chunk >= n_tokens:
+    if chunk >= n_tokens or target() is COUNTING:
         losses = _plain_losses(form, layer, hidden, targets)
     else:
         flat = hidden.reshape(n_tokens, hidden.shape[-1]), targets.reshape(n_tokens)

@@ -1,9 +1,11 @@
 """Which keys a query sees: the one rule that every path of attention follows."""
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Rule(NamedTuple):
@@ -44,6 +46,20 @@ class Places(NamedTuple):
         pad = lambda x: jnp.pad(x, ((0, 0), (0, n)))
         segments = None if self.segments is None else pad(self.segments)
         return Places(pad(self.positions), segments, jnp.arange(self.indices.size + n, dtype=jnp.int32))
+
+
+def share_visible(rule: Rule, n_queries: int) -> Fraction:
+    """Which part of all pairs of a query and a key the rule shows, where tokens stand at their places in the row.
+
+    Example:
+        >>> share_visible(Rule(True, None, 4), 4), share_visible(Rule(True, 2, 4), 4)
+        (Fraction(5, 8), Fraction(7, 16))
+    """
+    i, n_keys = np.arange(n_queries, dtype=np.int64), rule.length
+    first = np.zeros_like(i) if rule.window is None else np.maximum(i - rule.window + 1, 0)
+    last = i if rule.causal else np.full_like(i, n_keys - 1) if rule.window is None else i + rule.window - 1
+    n_seen = np.maximum(np.minimum(last, n_keys - 1) - first + 1, 0).sum()
+    return Fraction(int(n_seen), n_queries * n_keys)
 
 
 def visible(rule: Rule, queries: Places, keys: Places) -> jax.Array | None:

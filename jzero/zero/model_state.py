@@ -2,14 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jzero.base.types import Batch, ModelState, Params
 from jzero.errors import ModelError
 from jzero.flax.model import Model
-from jzero.jaxpr import trace
 from jzero.jaxpr.varying import may_differ
-from jzero.sharding.mesh import DATA_AXES, shard_over_data
+from jzero.sharding.mesh import DATA_AXES
 from jzero.sharding.placement import path_name
 from jzero.zero import shapes
 from jzero.zero.precision import Precision
@@ -35,25 +34,13 @@ def averaged_state(
         ModelError: state that cannot be averaged, with what to write: whole numbers, and what has an entry a row.
     """
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(model_state)]
-    differs: list[bool] = []
-
-    def probe(params, model_state, batch, key):
-        def after(params, model_state, batch, key):
-            inputs = dtypes.inputs(batch)
-            return model.apply(dtypes.computed(params), model_state, inputs, key, True).model_state
-
-        program, _ = trace(after, params, model_state, batch, key)
-        own = [False, False, True, True]  # what devices have different ones of: rows and random keys
-        leaves = [
-            x for tree, x in zip((params, model_state, batch, key), own, strict=True) for _ in jax.tree.leaves(tree)
-        ]
-        differs.extend(may_differ(program, leaves, DATA_AXES))
-        return ()
-
     if not names:
         return ()
-    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
-    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    program = shapes.traced_loss(
+        model, dtypes, mesh, params, model_state, local_batch, lambda outcome: outcome.model_state
+    )
+    n_alike, n_rows = len(jax.tree.leaves((params, model_state))), len(jax.tree.leaves(local_batch))
+    differs = may_differ(program, [False] * n_alike + [True] * (n_rows + 1), DATA_AXES)  # rows, and the random key
     twice = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype), local_batch)
     _, of_twice = shapes.abstract_model(model, dtypes, twice)
     changed = zip(names, jax.tree.leaves(model_state), jax.tree.leaves(of_twice), differs, strict=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jzero.base.types import Batch, LossFn, Mask, ModelState, Params, Placements, PyTree
@@ -15,12 +15,12 @@ from jzero.config import Config, ResolvedConfig
 from jzero.config.resolve.auto import hidden_size_of
 from jzero.errors import BatchError, ModelError
 from jzero.flax.adapter import adapt
-from jzero.flax.model import Model
+from jzero.flax.model import Model, Outcome
 from jzero.flax.rematerialise import remat
 from jzero.flax.surroundings import fitted, place_in
 from jzero.gather import scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
-from jzero.jaxpr import Program, every_equation, name_of, place_of
+from jzero.jaxpr import Program, every_equation, name_of, place_of, trace
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
 from jzero.jaxpr.primitives import CALLBACKS, CUSTOM_PARTITIONING, FLASH_ATTENTION, LAPACK
 from jzero.sharding.mesh import DATA_AXES, TENSOR_AXIS, shard_over_data
@@ -198,6 +198,41 @@ def scanned_by_loops(
         if not whole_mesh:
             _check_left_to_compiler(loss, mesh)
     return found
+
+
+def traced_loss(
+    model: Model,
+    dtypes: Precision,
+    mesh: Mesh | AbstractMesh,
+    params: Params,
+    model_state: ModelState,
+    local_batch: Batch,
+    result: Callable[[Outcome], PyTree] = lambda outcome: outcome.loss,
+) -> Program:
+    """The jaxpr of one device's loss: of parameters as they last, model state, rows and a key, leaf by leaf.
+
+    Args:
+        model: from `adapted`.
+        dtypes: of the run.
+        mesh: whose axes the loss may name.
+        params: abstract.
+        model_state: abstract.
+        local_batch: abstract rows of one device.
+        result: what of the outcome is computed.
+    """
+    found: list[Program] = []
+
+    def probe(params, model_state, batch, key):
+        def loss(params, model_state, batch, key):
+            return result(model.apply(dtypes.computed(params), model_state, dtypes.inputs(batch), key, True))
+
+        found.append(trace(loss, params, model_state, batch, key)[0])
+        return ()
+
+    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
+    over_mesh = shard_over_data(probe, mesh, spec, spec)  # pyright: ignore[reportArgumentType]
+    jax.eval_shape(over_mesh, params, model_state, local_batch, key)
+    return found[0]
 
 
 def _not_in_16_bits(dtypes: Precision, said: str, place: str) -> ModelError:

@@ -3,19 +3,19 @@
 A regression target of 999 is 1000 in bf16, and a weight of 1/3 is off by a thousandth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jzero.base.types import Batch, ModelState, Params
 from jzero.errors import JzeroError
 from jzero.flax.model import Model
-from jzero.jaxpr import Program, trace
+from jzero.jaxpr import Program
 from jzero.jaxpr.weights import acted_on, product_dtypes
-from jzero.sharding.mesh import shard_over_data
 from jzero.zero.precision import Precision, batch_name
+from jzero.zero.shapes import traced_loss
 
 
 def with_targets(
@@ -40,17 +40,17 @@ def with_targets(
     if not (rounded := dtypes.rounded(local_batch)):
         return dtypes
 
-    def loss(dtypes: Precision) -> tuple[Program, frozenset[int]]:
-        return _traced(model, dtypes, mesh, (params, model_state, local_batch))
-
-    program, seen = loss(dtypes)
-    before, first = product_dtypes(program), len(jax.tree.leaves((params, model_state)))
+    arguments = params, model_state, local_batch
+    loss: Callable[[Precision], Program] = lambda dtypes: traced_loss(model, dtypes, mesh, *arguments)
+    program = loss(dtypes)
+    n_params, first = len(jax.tree.leaves(params)), len(jax.tree.leaves((params, model_state)))
+    before, seen = product_dtypes(program), acted_on(program, range(n_params))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(local_batch)]
     unseen = [name for i, name in enumerate(map(batch_name, paths), first) if i not in seen and name in rounded]
 
     def fits(names: Sequence[str]) -> bool:
         try:
-            return product_dtypes(loss(replace(dtypes, targets=tuple(names)))[0]) == before
+            return product_dtypes(loss(replace(dtypes, targets=tuple(names)))) == before
         except (TypeError, ValueError, AssertionError, JzeroError):  # JAX's and the loss's own, of dtypes that differ
             return False
 
@@ -60,23 +60,3 @@ def with_targets(
     for name in unseen if len(unseen) > 1 else ():
         chosen += [name] * fits([*chosen, name])
     return replace(dtypes, targets=tuple(chosen))
-
-
-def _traced(
-    model: Model, dtypes: Precision, mesh: Mesh, arguments: tuple[Params, ModelState, Batch]
-) -> tuple[Program, frozenset[int]]:
-    """One device's loss, and the positions of those of its inputs that weights act on."""
-    found: list[Program] = []
-
-    def probe(params, model_state, batch, key):
-        def total(params, model_state, batch, key):
-            return model.apply(dtypes.computed(params), model_state, dtypes.inputs(batch), key, True).loss
-
-        found.append(trace(total, params, model_state, batch, key)[0])
-        return ()
-
-    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
-    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), *arguments, key)
-    (program,) = found
-    is_param = [i == 0 for i, tree in enumerate((*arguments, key)) for _ in jax.tree.leaves(tree)]
-    return program, acted_on(program, is_param)

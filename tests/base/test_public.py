@@ -27,6 +27,7 @@ PUBLIC = {
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
         SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
+    "jzero.observe": "ModelFlops model_flops peak_flops",
     "jzero.ops": "attention attention_with_lse cross_entropy",
     "jzero.optim": "Optimizer build_optimizer",
     "jzero.plan": """ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas  # noqa: F401 (has a primitive in the table)
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AxisType

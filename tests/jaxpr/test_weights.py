@@ -63,14 +63,14 @@ def test_inputs_are_acted_on_and_targets_are_not(model, loss):
     def total(w, s, x, y):
         return LOSSES[loss](MODELS[model](w, x), y, w, s)
 
-    assert acted_on(jax.make_jaxpr(total)(W, S, X, Y), [True, True, False, False]) == {2}
+    assert acted_on(jax.make_jaxpr(total)(W, S, X, Y), [0, 1]) == {2}
 
 
 def test_what_is_input_and_target_is_acted_on():
     autoencoder = lambda w, x: ((x @ w - x) ** 2).mean()
-    assert acted_on(jax.make_jaxpr(autoencoder)(W, X), [True, False]) == {1}
+    assert acted_on(jax.make_jaxpr(autoencoder)(W, X), [0]) == {1}
     noised = lambda w, x, noise: (((x + noise) @ w - noise) ** 2).mean()
-    assert acted_on(jax.make_jaxpr(noised)(W, X, Y), [True, False, False]) == {1, 2}
+    assert acted_on(jax.make_jaxpr(noised)(W, X, Y), [0]) == {1, 2}
 
 
 def test_products_are_found_inside_of_loops_and_rules():

@@ -24,11 +24,10 @@ from jzero.jaxpr import (
     scan_arity,
     subprogram,
 )
-from jzero.jaxpr.params import convolution_of, dot_of, flash_attention_of, mesh_axes, rounds
+from jzero.jaxpr.arithmetic import product_flops
+from jzero.jaxpr.params import flash_attention_of, mesh_axes, rounds
 from jzero.jaxpr.primitives import (
     COLLECTIVES,
-    CONVOLUTION,
-    DOT,
     FLASH_ATTENTION,
     FLASH_ATTENTION_BACKWARD,
     FUSED,
@@ -295,19 +294,12 @@ def products(program: Program) -> dict[str, int]:
 
 
 def _flops(eqn: Equation) -> dict[str, int]:
-    """Flops of a product or convolution, by HLO dtype; of anything else none."""
-    if name_of(eqn) in (FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD):
-        attention, q = flash_attention_of(eqn), eqn.invars[0].aval
-        n_keys = eqn.invars[1].aval.shape[attention.keys_dim]
-        seen = share_seen(n_keys, attention.is_causal, attention.window)
-        return {_HLO[jnp.dtype(q.dtype).name]: round(2 * attention.n_products * q.size * n_keys * seen)}
-    if name_of(eqn) not in (DOT, CONVOLUTION):
+    """Flops of a product, a convolution or cuDNN's attention, by HLO dtype; of anything else none."""
+    if not (flops := product_flops(eqn)):
         return {}
-    left, right, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
-    dtype = _HLO.get(jnp.dtype(left.dtype).name, "f32")
-    if name_of(eqn) == DOT:
-        return {dtype: 2 * out.size * math.prod(left.shape[d] for d in dot_of(eqn).contract_left)}
-    convolution = convolution_of(eqn)
-    features = right.shape[convolution.out_features_dim]
-    # Zeros put between the elements, as in gradients of strided convolutions, are not multiplied with.
-    return {dtype: 2 * out.size * right.size // features // convolution.dilation}
+    left = eqn.invars[0].aval
+    if name_of(eqn) in (FLASH_ATTENTION, FLASH_ATTENTION_BACKWARD):
+        attention = flash_attention_of(eqn)
+        n_keys = eqn.invars[1].aval.shape[attention.keys_dim]
+        flops = round(flops * share_seen(n_keys, attention.is_causal, attention.window))
+    return {_HLO.get(jnp.dtype(left.dtype).name, "f32"): flops}

@@ -20,6 +20,7 @@ from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement, join, split
 from jzero.zero.grad_stats import GradStats, first, measure_grads
+from jzero.zero.groups import in_group, reduced_over_groups
 from jzero.zero.micro_batches import accumulated_grads, accumulation_of, as_before, in_dtype, positive
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
@@ -67,6 +68,7 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
 
         total = accumulated_grads(accumulation, loss, trained, model_state, batch, key, scale)
         grads = in_dtype(jnp.float32, _reduce_at_end(spec.plan, total.grads, placements, spec.grad_reduce))
+        grads = reduced_over_groups(grads, placements, spec.grad_reduce)
         grads = jax.tree.map(lambda g: g if is_on_host(g) else times(g, total.unscale), grads)
         sums = {"nonfinite_micro_batch": Mean(total.bad), **total.sums}
         averages = averages_of(sums, n_shards * accumulation.n_micro)
@@ -84,7 +86,8 @@ def differentiable_loss(
 ) -> tuple[Params, Callable]:
     """The loss of a stage, and what it is differentiated with respect to: the shards, or at stages 0 and 1 the whole.
 
-    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs.
+    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs. At two levels that is
+    inside of a group, whose shards are gathered here.
 
     Args:
         spec: everything fixed.
@@ -114,6 +117,8 @@ def differentiable_loss(
             casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
     else:
         ready = spec.offload.compute_shards(stored)
+        if spec.two_level:
+            params_sharded, ready, placements = in_group(spec, params_sharded, ready)
     zero = spec.config.zero_optimization
     limits = Limits(zero.stage3_prefetch_bucket_size, zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
     return params_sharded, gather_at_use(
@@ -129,7 +134,10 @@ def differentiable_loss(
 
 
 def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Grads:
-    """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
+    """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3.
+
+    Sharded ones are then sums over a group of devices, see `jzero.zero.groups`.
+    """
     paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
     whole = iter(sum_leaves([g for (_, g), p in zip(paths, flat, strict=True) if p.dim is None], grad_reduce))
@@ -141,7 +149,7 @@ def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_r
             reduced.append(grad)
         else:
             with label("scatter", path_name(path), "the step"):
-                reduced.append(scatter_leaf(grad, placement, grad_reduce))
+                reduced.append(scatter_leaf(grad, placement.in_group, grad_reduce))
     return treedef.unflatten(reduced)
 
 

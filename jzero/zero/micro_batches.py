@@ -45,7 +45,7 @@ class Accumulated(NamedTuple):
     """Gradients of a batch, and what comes with them.
 
     Attributes:
-        grads: not reduced at stages 0 and 1, scattered sums at 2 and 3.
+        grads: not reduced at stages 0 and 1, scattered sums over a group of devices at 2 and 3.
         sums: the loss and metrics, this device's part.
         unscale: `f32[]`, what gradients are to be multiplied by to be those of the mean loss.
         bad: `f32[n_micro]`, 1 for a micro-batch in which something was not finite; 0 if it is the only one.
@@ -71,8 +71,8 @@ class MicroBatch(NamedTuple):
 def accumulation_of(spec: StepSpec, placements: Placements) -> Accumulation:
     """Reads the rule from a run; `placements` are those of the trainable parameters."""
     n_shards, dtype = n_data_shards(spec.mesh), spec.precision.accumulate
-    # A gradient scattered at use is a sum over devices, which can overflow fp16; its mean does not.
-    spread = n_shards if dtype == jnp.float16 and spec.plan.scatters_at_use else 1
+    # A gradient scattered at use is a sum over a group of devices, which can overflow fp16; its mean does not.
+    spread = spec.mesh.shape["shard"] if dtype == jnp.float16 and spec.plan.scatters_at_use else 1
     divisors = jax.tree.map(lambda p: 1 if p.dim is None else spread, placements, is_leaf=is_placement)
     averaged_over = n_shards if spec.config.gradient_allreduce_op == "mean" else 1
     return Accumulation(spec.config.gradient_accumulation_steps, n_shards, averaged_over, dtype, divisors)

@@ -18,7 +18,7 @@ from jzero.flax.adapter import adapt
 from jzero.flax.model import Model
 from jzero.flax.rematerialise import remat
 from jzero.flax.surroundings import fitted, place_in
-from jzero.gather import scanned_dims
+from jzero.gather import first_uses, scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
 from jzero.jaxpr import Program, every_equation, name_of, place_of
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
@@ -198,6 +198,24 @@ def scanned_by_loops(
         if not whole_mesh:
             _check_left_to_compiler(loss, mesh)
     return found
+
+
+def order_of_use(
+    model: Model, dtypes: Precision, mesh: Mesh, params: Params, model_state: ModelState, local_batch: Batch
+) -> tuple[int, ...]:
+    """The indices of the parameters in the order in which the loss first uses them."""
+    found: list[int] = []
+
+    def probe(params, model_state, batch, key):
+        def loss(params, model_state, batch, key):
+            return model.apply(params, model_state, batch, key, True)
+
+        found.extend(first_uses(loss, dtypes.computed(params), model_state, dtypes.inputs(batch), key))
+        return ()
+
+    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    return tuple(found)
 
 
 def _not_in_16_bits(dtypes: Precision, said: str, place: str) -> ModelError:

@@ -113,8 +113,11 @@ class Workload:
     @collection_put_off()
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
-        functional = abstract_functional(self._with(setting, batch), self.cluster.n_gpus, self.cluster.gpu)
-        return closed_form_row(setting, self.cluster, functional)
+        cluster = self.cluster
+        functional = abstract_functional(
+            self._with(setting, batch), cluster.n_gpus, cluster.gpu, cluster.gpus_per_node
+        )
+        return closed_form_row(setting, cluster, functional)
 
     def compile(self, row: Row, *, batch: bool) -> Row:
         """The same row with the compiled program's figures.

@@ -1,0 +1,146 @@
+"""Two levels: between groups of devices parameters and gradients move once a step, inside a group as the stage has it.
+
+The state is divided over all devices. At the start of a step each group gathers its own copy of the parameters, cast,
+and divides it over its devices; every micro-batch gathers at use and scatters inside of the group; at the end the sums
+of the groups are added and scattered. It is stage 1 between groups around stage 3 inside of them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jzero.base.types import Grads, Params, Placements
+from jzero.gather.unit.run import barrier
+from jzero.sharding.collectives import GradReduceConfig, gather_over_groups, label, reduce_over_groups
+from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, path_name
+from jzero.sharding.trees import is_placement
+from jzero.zero.spec import StepSpec
+
+TOGETHER_BYTES = 128 * 2**20
+"""Gathers over the groups go in order of first use, so many bytes at a time: one network carries all of them, and what
+is used last must not delay what is used first."""
+
+
+class InGroup(NamedTuple):
+    """Parameters as a group of devices has them.
+
+    Attributes:
+        params: what gradients are taken of. Of a parameter that was gathered over the groups it is a stand-in of the
+            group's shard, which is never read, in the dtype that its gradient is added up from.
+        ready: the group's shards as they compute; None for what is cast at each use.
+        placements: how they lie inside of a group.
+    """
+
+    params: Params
+    ready: Params
+    placements: Placements
+
+
+def in_group(spec: StepSpec, params_sharded: Params, ready: Params | None) -> InGroup:
+    """Gathers parameters over the groups; for use inside `shard_map`, once a step.
+
+    Args:
+        spec: everything fixed.
+        params_sharded: what gradients are taken of, this device's part.
+        ready: such parts that are cast already, None for the others; or None if that is all of them.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params_sharded)
+    placements, casts = (treedef.flatten_up_to(tree) for tree in (spec.placements, spec.casts))
+    made = [None] * len(paths) if ready is None else treedef.flatten_up_to(ready)
+    params, names = [x for _, x in paths], [path_name(path) for path, _ in paths]
+
+    def gathered(i: int, shard: jax.Array) -> jax.Array:
+        placement = placements[i] if shard.ndim == len(placements[i].shape) else placements[i].layer
+        for dtype in casts[i]:
+            shard = shard.astype(dtype)
+        with label("gather_across", names[i], "the step"):
+            return gather_over_groups(shard, placement)
+
+    before: list[jax.Array] = []
+    for some in _together(spec.first_uses, placements):
+        shards = [params[i] if made[i] is None else made[i] for i in some]
+        if before:  # one network carries all of them: what is used first goes first
+            before, shards = barrier((before, shards))
+        before = _each(some, shards, placements, gathered)
+        for i, group_shard in zip(some, before, strict=True):
+            params[i], made[i] = _stand_in(params[i], placements[i].in_group), group_shard
+    inside = jax.tree.map(lambda p: p.in_group, spec.placements, is_leaf=is_placement)
+    return InGroup(treedef.unflatten(params), treedef.unflatten(made), inside)
+
+
+def reduced_over_groups(grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Grads:
+    """Adds up what the groups have summed, once a step; for use inside `shard_map`.
+
+    Args:
+        grads: sums over a group, this device's part of the group's; None where a parameter is frozen. Those of whole
+            parameters stay as they are.
+        placements: pytree of `Placement` like them.
+        grad_reduce: how gradients travel.
+
+    Returns:
+        Sums over all devices; at two levels this device's part, else the same part on every group.
+    """
+    if grad_reduce.n_groups == 1:
+        return grads
+    paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
+    flat, reduced = treedef.flatten_up_to(placements), [grad for _, grad in paths]
+
+    def one(i: int, grad: jax.Array) -> jax.Array:
+        placement = flat[i] if grad.ndim == len(flat[i].shape) else flat[i].layer
+        with label("scatter_across", path_name(paths[i][0]), "the step"):
+            return reduce_over_groups(grad, placement, grad_reduce)
+
+    for some in _together(range(len(paths)), flat):
+        for i, total in zip(some, _each(some, [reduced[i] for i in some], flat, one), strict=True):
+            reduced[i] = total
+    return treedef.unflatten(reduced)
+
+
+def _together(order: Iterable[int], placements: Sequence[Placement]) -> list[list[int]]:
+    """The parameters that are divided, those that cross groups together in one list.
+
+    Stacks of equally many layers go layer by layer: a gather along a later dimension would need a second copy of the
+    whole stack to bring it into order, a scatter another one.
+    """
+    stacks: dict[int, list[int]] = {}
+    lists: list[list[int]] = []
+    n_bytes = 0
+    for i in order:
+        p = placements[i]
+        if p.dim is None:
+            continue
+        if _by_layer(p):
+            some = stacks.setdefault(p.shape[0], [])
+            lists += [] if some else [some]
+            some.append(i)
+            n_bytes = TOGETHER_BYTES  # what follows is a list of its own
+            continue
+        if n_bytes >= TOGETHER_BYTES or not lists:
+            lists.append([])
+            n_bytes = 0
+        lists[-1].append(i)
+        n_bytes += 2 * math.prod(p.in_group.shard_shape)
+    return lists
+
+
+def _each(
+    some: Sequence[int], arrays: Sequence[jax.Array], placements: Sequence[Placement], one: Callable
+) -> list[jax.Array]:
+    """Sends arrays that cross groups together: `one(number of the parameter, array)`, of one layer where it is stacked."""
+    if not _by_layer(placements[some[0]]):
+        return [one(i, x) for i, x in zip(some, arrays, strict=True)]
+    return jax.lax.map(lambda layers: [one(i, x) for i, x in zip(some, layers, strict=True)], list(arrays))
+
+
+def _by_layer(placement: Placement) -> bool:
+    """Whether a stack crosses layer by layer; a sum is in order wherever it is cut, and small things are soon copied."""
+    return placement.stacked and placement.n_groups > 1 and math.prod(placement.shape[1:]) > SMALL_LEAF_ELEMENTS
+
+
+def _stand_in(param: jax.Array, placement: Placement) -> jax.Array:
+    """What the gradient of a group's shard is taken of; fp32, so that nothing is rounded before the groups add it."""
+    wide = jnp.float32 if jnp.issubdtype(param.dtype, jnp.floating) else param.dtype
+    return jnp.zeros(placement.shard_shape, wide)

@@ -45,9 +45,7 @@ class Placement:
     @property
     def layer(self) -> "Placement":
         """The placement of one slice along dimension 0."""
-        return replace(
-            self, shape=self.shape[1:], dim=None if self.dim is None else self.dim - 1, stacked=False
-        )
+        return replace(self, shape=self.shape[1:], dim=None if self.dim is None else self.dim - 1, stacked=False)
 
     @property
     def in_group(self) -> "Placement":
@@ -150,7 +148,8 @@ def place(
             return Placement(shape, d, n_shards, stacked, n_groups)
     if size <= SMALL_LEAF_ELEMENTS:
         return whole
-    best = min((Placement(shape, d, n_shards, stacked, n_groups) for d in dims), key=lambda p: math.prod(p.padded_shape))
+    every = (Placement(shape, d, n_shards, stacked, n_groups) for d in dims)
+    best = min(every, key=lambda p: math.prod(p.padded_shape))
     return best if math.prod(best.shard_shape) < size else whole
 
 

@@ -35,8 +35,8 @@ class Extensions(Section):
     )
     two_level: Annotated[str, choice("none", "auto")] = honoured(
         "none",
-        '`"auto"`, stage 3: as `zero_optimization.zero_hpz_partition_size` with the number of devices of a node; on one '
-        "node stage 3 as it is",
+        '`"auto"`, stage 3: as `zero_optimization.zero_hpz_partition_size` with the number of devices of a node; where '
+        "there is one node, stage 3 as it is",
     )
     remat: Remat | None = honoured(None, "rematerialisation of modules that the model does not recompute by itself")
 

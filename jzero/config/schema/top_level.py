@@ -194,7 +194,10 @@ class TopLevel(Section):
         own = values.get("jzero", Extensions())
         if own.two_level == "auto" and zero.stage == 3 and (zero.shard_group or zero.hpz_group):
             other = "mics_shard_size" if zero.shard_group else "zero_hpz_partition_size"
-            yield "jzero.two_level", f'= "auto" is refused with `zero_optimization.{other}`, which says how many; keep one'
+            wrong = (
+                f'= "auto" is refused with `zero_optimization.{other}`, which says how many devices; keep one of them'
+            )
+            yield "jzero.two_level", wrong
         for name, value in partition:
             if value == 0:
                 yield name, f"must be a number above 0, got {value!r}"

@@ -173,9 +173,7 @@ def estimate_step(
     return closed_form(abstract_functional(training, n_gpus, gpu))
 
 
-def abstract_functional(
-    training: Training, n_gpus: int, gpu: str = "h100-80g", gpus_per_node: int = 8
-) -> Functional:
+def abstract_functional(training: Training, n_gpus: int, gpu: str = "h100-80g", gpus_per_node: int = 8) -> Functional:
     """The functional layer of `n_gpus` GPUs that not even a compiler knows, for `closed_form`; see `estimate_step`."""
     if n_gpus < 1:
         raise ConfigError(f"n_gpus is {n_gpus}; it must be at least 1.")

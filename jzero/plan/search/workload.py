@@ -114,9 +114,7 @@ class Workload:
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
         cluster = self.cluster
-        functional = abstract_functional(
-            self._with(setting, batch), cluster.n_gpus, cluster.gpu, cluster.gpus_per_node
-        )
+        functional = abstract_functional(self._with(setting, batch), cluster.n_gpus, cluster.gpu, cluster.gpus_per_node)
         return closed_form_row(setting, cluster, functional)
 
     def compile(self, row: Row, *, batch: bool) -> Row:

@@ -64,9 +64,7 @@ def gpt(
 def tokens(n_steps: int, accumulation: int) -> list[dict[str, np.ndarray]]:
     """Batches of a sequence a device and micro-batch."""
     rng = np.random.default_rng(0)
-    return [
-        {"tokens": rng.integers(0, VOCAB, (8 * accumulation, SEQ_LEN + 1), dtype=np.int32)} for _ in range(n_steps)
-    ]
+    return [{"tokens": rng.integers(0, VOCAB, (8 * accumulation, SEQ_LEN + 1), dtype=np.int32)} for _ in range(n_steps)]
 
 
 @functools.cache

@@ -267,5 +267,6 @@ def _sent(work: Work) -> tuple[Sent, ...]:
 def _paper(functional: Functional) -> dict[str, float]:
     """The paper's formula, by part."""
     n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement))
-    terms = paper_terms(functional.spec.plan, functional.spec.mesh.shape["shard"])
+    spec = functional.spec
+    terms = paper_terms(spec.plan, spec.mesh.shape["shard"], spec.mesh.shape["replica"] if spec.two_level else 1)
     return {part: term.n_bytes(n_params) for part, term in terms._asdict().items()}

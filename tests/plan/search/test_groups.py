@@ -60,7 +60,7 @@ def test_the_three_are_side_by_side_with_what_they_hold_and_send(found):
     nodes, part = N // NODE, N_PARAMS // NODE
     assert across["two levels"] == pytest.approx(6 * part * (nodes - 1) / nodes, rel=0.01)
     assert across["MiCS"] == pytest.approx(8 * part * (nodes - 1) / nodes, rel=0.01)
-    assert across["none"] > 4 * across["MiCS"]
+    assert across["none"] > 3 * across["MiCS"]  # it keeps what it gathers for the backward pass
     state = {groups: row.bytes_by_part["parameters"] for groups, row in rows.items()}
     assert state == {"none": 4 * N_PARAMS // N, "two levels": 4 * N_PARAMS // N, "MiCS": 4 * N_PARAMS // NODE}
 

@@ -1,6 +1,7 @@
 """The part of a step that ZeRO's collectives are placed in by hand: loss and gradients, inside `shard_map`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jzero.base.types import Grads, Metrics, ModelState, Params, Placements
 from jzero.flax.mean import Mean
-from jzero.gather import Limits, gather_at_use
+from jzero.gather import GradSums, Limits, gather_at_use
 from jzero.optim.apply import widened
 from jzero.optim.clipping import times
 from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf, sum_leaves
@@ -20,7 +21,7 @@ from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement, join, split
 from jzero.zero.grad_stats import GradStats, first, measure_grads
-from jzero.zero.groups import in_group, reduced_over_groups
+from jzero.zero.groups import grad_sums, in_group, reduced_over_groups
 from jzero.zero.micro_batches import accumulated_grads, accumulation_of, as_before, in_dtype, positive
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
@@ -59,14 +60,15 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     def local(params_sharded, model_state, batch, key_data, scale):
         stored = spec.offload.fetched(params_sharded)
         params_sharded = spec.precision.grad_params(spec.offload.grad_params(stored))
-        params, apply = differentiable_loss(spec, params_sharded, stored, train=True)
+        sums = grad_sums(spec, params_sharded)
+        params, apply = differentiable_loss(spec, params_sharded, stored, train=True, sums=sums)
         trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
         def loss(trained, model_state, micro_batch, key):
             return apply(join(trained, frozen), model_state, spec.precision.inputs(micro_batch), key)
 
-        total = accumulated_grads(accumulation, loss, trained, model_state, batch, key, scale)
+        total = accumulated_grads(replace(accumulation, sums=sums), loss, trained, model_state, batch, key, scale)
         grads = in_dtype(jnp.float32, _reduce_at_end(spec.plan, total.grads, placements, spec.grad_reduce))
         grads = reduced_over_groups(grads, placements, spec.grad_reduce)
         grads = jax.tree.map(lambda g: g if is_on_host(g) else times(g, total.unscale), grads)
@@ -82,7 +84,7 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
 
 
 def differentiable_loss(
-    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool
+    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool, sums: GradSums | None = None
 ) -> tuple[Params, Callable]:
     """The loss of a stage, and what it is differentiated with respect to: the shards, or at stages 0 and 1 the whole.
 
@@ -94,6 +96,7 @@ def differentiable_loss(
         params_sharded: what gradients are taken of.
         stored: the parameters as `Offload.fetched` gave them, before `grad_params`.
         train: whether this is a training step.
+        sums: see `jzero.gather.gather_at_use`.
 
     Returns:
         What is differentiated, and `loss(that, model_state, batch, key) -> Outcome`.
@@ -130,6 +133,7 @@ def differentiable_loss(
         wholes=wholes,
         ready=ready,
         limits=limits if spec.plan.gather is Gather.AT_USE else None,
+        sums=sums,
     )
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jzero.base.types import Grads, Params, Placements
+from jzero.gather import GradSums
 from jzero.gather.unit.run import barrier
 from jzero.sharding.collectives import GradReduceConfig, gather_over_groups, label, reduce_over_groups
 from jzero.sharding.host_memory import is_on_host, to_device, to_host
@@ -69,6 +70,20 @@ def in_group(spec: StepSpec, params_sharded: Params, ready: Params | None) -> In
         params[i], made[i] = _stand_in(params[i], placements[i].in_group), group_shard
     inside = jax.tree.map(lambda p: p.in_group, spec.placements, is_leaf=is_placement)
     return InGroup(treedef.unflatten(params), treedef.unflatten(made), inside)
+
+
+def grad_sums(spec: StepSpec, params_sharded: Params) -> GradSums | None:
+    """The stacks whose gradients a loop over layers adds to their sum, in the place of the stand-in that nobody reads.
+
+    Only fp32 sums: in another dtype, and where micro-batches have weights, a gradient is not added as it is.
+    """
+    if not spec.two_level or spec.precision.accumulate != jnp.float32:
+        return None
+    shards, treedef = jax.tree.flatten(params_sharded)
+    placements, trainable = (treedef.flatten_up_to(tree) for tree in (spec.placements, spec.trainable))
+    every = enumerate(zip(shards, placements, trainable, strict=True))
+    chosen = (i for i, (x, p, train) in every if train and p.stacked and p.n_groups > 1 and not is_on_host(x))
+    return GradSums(frozenset(chosen))
 
 
 def reduced_over_groups(grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Grads:

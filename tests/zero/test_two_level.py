@@ -1,14 +1,17 @@
 """Two levels and MiCS train as flat stage 3 does, and send across groups once a step."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jzero
+from jzero.gather.schedule import loop_pipeline
 from jzero.plan import read_program
 from jzero.sharding.trees import is_placement
-from tests.helpers import assert_equal_runs, train
-from tests.zero.two_levels import data, gpt, net, tokens, trained
+from tests.helpers import assert_equal_runs, batches, build, train
+from tests.zero.two_levels import data, gpt, net, tokens, trained, zero_of
 
 FULL = pytest.mark.full
 MESHES = [(8, 2), (8, 4), (6, 2)]
@@ -148,3 +151,45 @@ def test_rows_that_the_devices_do_not_divide_are_evaluated_alike():
     some = {name: x[:11] for name, x in batch.items()}
     flat, two = (float(net(kind).eval_batch(some)["loss"]) for kind in ("flat", "two levels"))
     assert two == pytest.approx(flat, rel=1e-6)
+
+
+class Twice:
+    """A stack that two loops walk over, or one loop and something else; the loss may weigh its rows."""
+
+    def __init__(self, uses: str):
+        self.uses = uses
+
+    def init(self, key, batch):
+        return {"w": 0.05 * jax.random.normal(key, (3, 160, 160)), "out": jax.random.normal(key, (160, 128))}
+
+    def loss(self, params, batch):
+        x, layer = batch["x"], lambda x, w: (x + jnp.tanh(x @ w), None)
+        for _ in range(self.uses.count("loop")):
+            x, _ = jax.lax.scan(layer, x, params["w"])
+        x = x @ params["w"].sum(0) if "sum" in self.uses else x
+        error = ((x @ params["out"] - batch["y"]) ** 2).mean(1)
+        if "weights" not in self.uses:
+            return error.mean()
+        weights = jnp.abs(batch["y"][:, 0])
+        return jzero.Mean((error * weights).sum(), weights.sum())
+
+
+@pytest.mark.parametrize(
+    "uses",
+    ["loop", pytest.param("loop, loop", marks=FULL), pytest.param("loop, sum", marks=FULL), "loop, weights"],
+)
+def test_gradients_that_pipelines_add_up_are_those_that_are_added_outside(uses, monkeypatch):
+    monkeypatch.setattr("jzero.zero.spec.platform", lambda _: "gpu")  # so that loops are pipelines here too
+    added = []
+    inside = loop_pipeline._adding
+    monkeypatch.setattr(loop_pipeline, "_adding", lambda *a: added.append(inside(*a)) or added[-1])
+    steps, model = batches(3, 48, 160, 128), Twice(uses)
+    runs = []
+    for kind in ("flat", "two levels"):
+        sections = {"zero_optimization": zero_of(kind, 8, 2)}
+        options = {"replica": 1 if kind == "flat" else 2, "accumulation": 3, "sections": sections}
+        engine = build(3, steps[0], model=model, loss_fn=model.loss, **options)
+        assert engine.functional.spec.grad_reduce.pipelined
+        runs.append(train(engine, steps))
+    assert_equal_runs(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+    assert any(added) == ("weights" not in uses)

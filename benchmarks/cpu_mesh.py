@@ -25,7 +25,15 @@ from rich.progress import track  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 ROWS, SEQ_LEN, VOCAB_SIZE = 16, 128, 512
-PEER_OF = {"stage 0": "data parallel", "stage 1": "data parallel", "stage 2": "data parallel", "stage 3": "annotated"}
+PEER_OF = {
+    "stage 0": "data parallel",
+    "stage 1": "data parallel",
+    "stage 2": "data parallel",
+    "stage 3": "annotated",
+    "two levels": "stage 3",
+}
+GROUP = 4
+"""Devices of a group at two levels; all links are alike here, so that the row shows what the second hop costs."""
 
 
 def programs(subject: Subject) -> dict:
@@ -37,16 +45,14 @@ def programs(subject: Subject) -> dict:
             subject.model, subject.loss_fn, mesh, subject.batch(ROWS), sharded=sharded, stacked=subject.stacked
         )
         runs[name] = _peer(peer)
-    for stage in range(4):
+    configs = {f"stage {stage}": deepspeed_config(stage, ROWS, "fp32") for stage in range(4)}
+    two_levels = deepspeed_config(3, ROWS, "fp32")
+    two_levels["zero_optimization"] = {**two_levels["zero_optimization"], "zero_hpz_partition_size": GROUP}
+    for name, config in (configs | {"two levels": two_levels}).items():
         engine = jzero.initialize(
-            model=subject.model,
-            loss_fn=subject.loss_fn,
-            config=deepspeed_config(stage, ROWS, "fp32"),
-            sample_batch=subject.batch(ROWS),
+            model=subject.model, loss_fn=subject.loss_fn, config=config, sample_batch=subject.batch(ROWS)
         )
-        runs[f"stage {stage}"] = lambda tokens, engine=engine: jax.block_until_ready(
-            engine.train_batch({"tokens": tokens})["loss"]
-        )
+        runs[name] = lambda tokens, engine=engine: jax.block_until_ready(engine.train_batch({"tokens": tokens})["loss"])
     return runs
 
 

@@ -103,6 +103,10 @@ def initialize(
         logging.getLogger("jzero").info(
             "%s enters the loss as it is, not in %s: no weight acts on it.", ", ".join(targets), resolved.precision
         )
+    if resolved.asks_two_levels and not fns.spec.two_level and jax.process_index() == 0:
+        logging.getLogger("jzero").info(
+            "all %d devices are in one group, in which two levels are stage 3 as it is.", n_data_shards(mesh)
+        )
     if fns.averaged_state:
         logging.getLogger("jzero").info(
             "the model's state %s depends on the rows of each device and is averaged over the devices after each step.",

@@ -3,9 +3,16 @@ function jzLayouts(root) {
   if (root.dataset.on) return;
   root.dataset.on = "1";
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const { replica, shard, tensor } = { replica: 1, shard: 1, tensor: 1, ...data.mesh };
+  const axes = (i) => ({ replica: 1, shard: 1, tensor: 1, ...data.layouts[i].mesh });
+  let { replica, shard, tensor } = axes(0), groups = data.layouts[0].twoLevel ? replica : 1, nParts = shard * groups;
   const nDevices = replica * shard * tensor, page = 25;
-  const state = { layout: 0, filter: "", device: 0, shown: page, leaf: 0, from: 0, to: shard };
+  const state = { layout: 0, filter: "", device: 0, shown: page, leaf: 0, from: 0, to: nParts };
+  const choose = (i) => {
+    ({ replica, shard, tensor } = axes(i));
+    groups = data.layouts[i].twoLevel ? replica : 1;
+    nParts = shard * groups;
+    Object.assign(state, { layout: i, from: 0, to: nParts });
+  };
 
   const make = (tag, props = {}, ...children) => {
     const at = Object.assign(document.createElement(tag), props);
@@ -32,11 +39,13 @@ function jzLayouts(root) {
     const [name, shape, dtype, itemsize] = data.leaves[i];
     const layout = data.layouts[state.layout], dim = layout.dims[i];
     const size = shape.reduce((a, b) => a * b, 1);
-    const rows = dim === null ? 0 : Math.ceil(shape[dim] / shard);
+    const rows = dim === null ? 0 : Math.ceil(shape[dim] / nParts);
     return { name, shape, dtype, dim, rows, host: layout.host[i], size, itemsize,
       held: dim === null ? size : size / shape[dim] * rows };
   };
-  const slot = (device) => Math.floor(device / tensor) % shard;
+  // At two levels the parts of one group are neighbours: those of the first device of each group come first.
+  const slot = (device) => (Math.floor(device / tensor) % shard) * groups +
+    (groups > 1 ? Math.floor(device / (tensor * shard)) : 0);
   const range = (leaf, at) => [Math.min(at * leaf.rows, leaf.shape[leaf.dim]),
     Math.min((at + 1) * leaf.rows, leaf.shape[leaf.dim])];
   const part = (leaf, at) => {
@@ -45,13 +54,14 @@ function jzLayouts(root) {
     if (first === last) return "padding only";
     return "[" + leaf.shape.map((n, d) => (d === leaf.dim ? `${first}:${last}` : ":")).join(", ") + "]";
   };
-  const lies = (leaf) => (leaf.dim === null ? "whole on every device" : `dimension ${leaf.dim} over ${number(shard)}` +
-    (leaf.rows * shard === leaf.shape[leaf.dim] ? "" : `, padded to ${number(leaf.rows * shard)}`)) +
+  const lies = (leaf) => (leaf.dim === null ? "whole on every device" : `dimension ${leaf.dim} over ${number(nParts)}` +
+    (leaf.rows * nParts === leaf.shape[leaf.dim] ? "" : `, padded to ${number(leaf.rows * nParts)}`)) +
     (leaf.host ? ", in host memory" : "");
   const holders = (at) => {
     const found = [];
-    for (let r = 0; r < replica; r++)
-      for (let t = 0; t < tensor; t++) found.push((r * shard + at) * tensor + t);
+    const inGroup = Math.floor(at / groups), only = groups > 1 ? at % groups : null;
+    for (let r = only ?? 0; r < (only === null ? replica : only + 1); r++)
+      for (let t = 0; t < tensor; t++) found.push((r * shard + inGroup) * tensor + t);
     return "device" + (found.length > 1 ? "s " : " ") + (found.length > 4 ? `${found[0]}, ${found[1]}, ... ${found.at(-1)}`
       : found.join(", "));
   };
@@ -86,7 +96,7 @@ function jzLayouts(root) {
     body.replaceChildren(...found.slice(0, state.shown).map((i) => {
       const leaf = look(i);
       const name = make("button", { type: "button", className: "jz-name", textContent: leaf.name,
-        onclick: () => { Object.assign(state, { leaf: i, from: 0, to: shard }); update(); } });
+        onclick: () => { Object.assign(state, { leaf: i, from: 0, to: nParts }); update(); } });
       name.setAttribute("aria-pressed", String(i === state.leaf));
       return make("tr", {}, make("td", {}, name),
         make("td", { className: "jz-num", textContent: `${leaf.shape.join(" x ") || "scalar"} ${leaf.dtype}` }),
@@ -101,15 +111,15 @@ function jzLayouts(root) {
   };
 
   const zoom = (factor, center = .5) => {
-    const width = Math.max(Math.min((state.to - state.from) * factor, shard), Math.min(1, shard));
+    const width = Math.max(Math.min((state.to - state.from) * factor, nParts), Math.min(1, nParts));
     const middle = state.from + (state.to - state.from) * center;
-    state.from = Math.max(0, Math.min(middle - width * center, shard - width));
+    state.from = Math.max(0, Math.min(middle - width * center, nParts - width));
     state.to = state.from + width;
     picture();
   };
   const pan = (share) => {
     const width = state.to - state.from;
-    state.from = Math.max(0, Math.min(state.from + width * share, shard - width));
+    state.from = Math.max(0, Math.min(state.from + width * share, nParts - width));
     state.to = state.from + width;
     picture();
   };
@@ -124,8 +134,8 @@ function jzLayouts(root) {
     button("\u2212", "zoom out", () => zoom(2)), button("\u2190", "to lower numbers", () => pan(-.5)),
     button("\u2192", "to higher numbers", () => pan(.5)),
     button("Device", "to the chosen device", () => {
-      const width = Math.min(shard, 8);
-      state.from = Math.max(0, Math.min(slot(state.device) + .5 - width / 2, shard - width));
+      const width = Math.min(nParts, 8);
+      state.from = Math.max(0, Math.min(slot(state.device) + .5 - width / 2, nParts - width));
       state.to = state.from + width;
       picture();
     })), svg);
@@ -161,7 +171,7 @@ function jzLayouts(root) {
       const scale = 100 / (state.to - state.from), at = (n) => `${(n - state.from) * scale}%`;
       const pixels = svg.getBoundingClientRect().width || 600, box = pixels * scale / 100;
       const every = Math.max(1, Math.ceil(64 / box));
-      for (let n = Math.floor(state.from); n < Math.min(Math.ceil(state.to), shard); n++) {
+      for (let n = Math.floor(state.from); n < Math.min(Math.ceil(state.to), nParts); n++) {
         const [first, last] = range(leaf, n);
         const empty = first === last, gap = box > 6 ? 1 : 0;
         const width = `calc(${scale}% - ${gap}px)`;
@@ -172,17 +182,17 @@ function jzLayouts(root) {
         parts.push(rect);
         if (n % every === 0) {
           parts.push(draw("text", { x: at(n), y: 12 }, `${n * leaf.rows}`));
-          parts.push(draw("text", { x: at(n), y: 76 }, box > 120 || replica * tensor === 1 ? holders(n) : `part ${n}`));
+          parts.push(draw("text", { x: at(n), y: 76 }, box > 120 || (groups > 1 ? 1 : replica) * tensor === 1 ? holders(n) : `part ${n}`));
         }
       }
     }
     svg.setAttribute("aria-label", leaf.dim === null ? `${leaf.name} lies whole on every device` :
-      `${leaf.name} divided into ${shard} parts along dimension ${leaf.dim}; ${holders(mine)}: ${part(leaf, mine)}`);
+      `${leaf.name} divided into ${nParts} parts along dimension ${leaf.dim}; ${holders(mine)}: ${part(leaf, mine)}`);
     svg.replaceChildren(...parts);
   };
   const update = () => { table(); picture(); };
   search.oninput = () => { Object.assign(state, { filter: search.value, shown: page }); table(); };
-  select.onchange = () => { state.layout = +select.value; update(); };
+  select.onchange = () => { choose(+select.value); update(); };
   device.oninput = () => {
     state.device = Math.max(0, Math.min(nDevices - 1, Math.floor(+device.value) || 0));
     update();

@@ -33,7 +33,8 @@ class LeafLayout:
         name: its dotted name.
         shape: its true shape.
         dtype: in which it lasts.
-        dim: the dimension that is divided over the mesh's `shard` axis; None where every device holds all of it.
+        dim: the dimension that is divided over the mesh's `shard` axis, at two levels over `replica` too; None where
+            every device holds all of it.
         padded: how long that dimension is with the zeros that make the parts equal.
         on_host: whether its devices keep it in host memory.
     """
@@ -53,10 +54,17 @@ class Layouts:
     Attributes:
         mesh: axis -> size. A device's number counts along the last axis first.
         leaves: one entry per parameter.
+        two_level: whether what is divided is divided over groups of devices too.
     """
 
     mesh: Mapping[str, int]
     leaves: tuple[LeafLayout, ...]
+    two_level: bool = False
+
+    @property
+    def n_parts(self) -> int:
+        """How many devices hold different parts."""
+        return self.mesh["shard"] * (self.mesh["replica"] if self.two_level else 1)
 
     def part(self, leaf: LeafLayout, device: int) -> tuple[slice, ...]:
         """What a device holds of a parameter, padding left out.
@@ -72,14 +80,19 @@ class Layouts:
             >>> leaf = LeafLayout("w", (10, 4), "float32", dim=0, padded=12, on_host=False)
             >>> Layouts({"replica": 1, "shard": 4, "tensor": 1}, (leaf,)).part(leaf, 3)
             (slice(9, 10, None), slice(0, 4, None))
+            >>> Layouts({"replica": 2, "shard": 2, "tensor": 1}, (leaf,), two_level=True).part(leaf, 2)
+            (slice(3, 6, None), slice(0, 4, None))
         """
         n_devices = math.prod(self.mesh.values())
         if not 0 <= device < n_devices:
             raise ConfigError(f"device {device}: the mesh has devices 0 to {n_devices - 1}.")
         whole = [slice(0, n) for n in leaf.shape]
         if leaf.dim is not None:
-            n_rows, n_true = leaf.padded // self.mesh["shard"], leaf.shape[leaf.dim]
-            first = device // self.mesh["tensor"] % self.mesh["shard"] * n_rows
+            n_rows, n_true = leaf.padded // self.n_parts, leaf.shape[leaf.dim]
+            replica, at = divmod(device // self.mesh["tensor"], self.mesh["shard"])
+            if self.two_level:  # the parts of one group are neighbours
+                at = at * self.mesh["replica"] + replica
+            first = at * n_rows
             whole[leaf.dim] = slice(min(first, n_true), min(first + n_rows, n_true))
         return tuple(whole)
 
@@ -95,7 +108,8 @@ class Layouts:
         if leaf.dim is None:
             return f"whole on every device{where}"
         padded = f", padded to {leaf.padded}" if leaf.padded != leaf.shape[leaf.dim] else ""
-        return f"dimension {leaf.dim} over {self.mesh['shard']} devices{padded}{where}"
+        groups = f" in {self.mesh['replica']} groups" if self.two_level else ""
+        return f"dimension {leaf.dim} over {self.n_parts} devices{groups}{padded}{where}"
 
     def _repr_html_(self) -> str:
         return layouts_html({"": self})
@@ -125,6 +139,7 @@ def parameter_layouts(functional: Functional) -> Layouts:
             )
             for (path, placement), x in zip(paths, stored, strict=True)
         ),
+        functional.spec.two_level,
     )
 
 
@@ -132,21 +147,27 @@ def layouts_html(named: Mapping[str, Layouts]) -> str:
     """The table, with a choice of several layouts of the same parameters.
 
     Args:
-        named: what each is called -> layouts on the same mesh.
+        named: what each is called -> layouts on meshes of the same devices.
 
     Returns:
         A `<div>` with its own style and script; it loads nothing.
     """
-    labels: dict[tuple[tuple[int | None, bool], ...], list[str]] = {}
+    labels: dict[str, tuple[Layouts, list[str]]] = {}
     for label, some in named.items():
-        labels.setdefault(tuple((leaf.dim, leaf.on_host) for leaf in some.leaves), []).append(label)
+        lies = [(leaf.dim, leaf.on_host) for leaf in some.leaves]
+        labels.setdefault(f"{dict(some.mesh)} {some.two_level} {lies}", (some, []))[1].append(label)
     first = next(iter(named.values()))
     data = {
-        "mesh": dict(first.mesh),
         "leaves": [[leaf.name, leaf.shape, leaf.dtype, _itemsize(leaf.dtype)] for leaf in first.leaves],
         "layouts": [
-            {"label": "; ".join(names), "dims": [d for d, _ in key], "host": [int(h) for _, h in key]}
-            for key, names in labels.items()
+            {
+                "label": "; ".join(names),
+                "mesh": dict(some.mesh),
+                "twoLevel": some.two_level,
+                "dims": [leaf.dim for leaf in some.leaves],
+                "host": [int(leaf.on_host) for leaf in some.leaves],
+            }
+            for some, names in labels.values()
         ],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # whatever a name holds, it ends no script

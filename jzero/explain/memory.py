@@ -17,6 +17,7 @@ from rich.table import Table
 from jzero.base.types import PyTree
 from jzero.base.units import format_bytes
 from jzero.explain.paper import PaperTerm, paper_terms
+from jzero.explain.parameters import explain, sent_by_links
 from jzero.offload.host_budget import Budget
 from jzero.sharding.host_memory import PINNED_HOST
 from jzero.sharding.placement import Placement
@@ -73,17 +74,19 @@ def memory_breakdown(run: LiveRun) -> list[MemoryPart]:
     Returns:
         The parts, lasting ones first.
     """
-    plan, state = run.functional.spec.plan, run.state
+    spec, plan, state = run.functional.spec, run.functional.spec.plan, run.state
     placements = jax.tree.leaves(run.functional.placements.params, is_leaf=is_placement)
-    n_params, n_shards = sum(math.prod(p.shape) for p in placements), run.functional.spec.mesh.shape["shard"]
-    terms, spread = paper_terms(plan, n_shards), _spread(placements, n_shards if plan.shards_state else 1)
+    n_params, n_shards = sum(math.prod(p.shape) for p in placements), spec.mesh.shape["shard"]
+    n_groups = spec.mesh.shape["replica"] if spec.two_level else 1
+    terms, spread = paper_terms(plan, n_shards, n_groups), _spread(placements, n_shards if plan.shards_state else 1)
+    gathered = terms.gathered_weights
     swaps = run.functional.host_budget.in_files > 0
     name, params = ("master parameters", terms.parameters)
     if swaps:
         name, params = "parameters, as they compute", terms.parameters._replace(bytes_each=2)
     rest = (state.model_state, state.loss_scale, state.step, state.applied_steps, state.rng)
     grads_bytes = 0 if run.functional.spec.offload.fetches_at_use else _grads_bytes(run)
-    grads_why = f"{_grads_dtype(run)}, {plan.reduce.value}"
+    grads_why = f"{_grads_dtype(run)}, {plan.reduce.value}" + "; its group's part, until the end" * spec.two_level
 
     def part(name: str, lasts: bool, n_bytes: int, term: PaperTerm | None, why: str) -> MemoryPart:
         paper, formula = (None, "") if term is None else (term.n_bytes(n_params), term.formula)
@@ -95,11 +98,16 @@ def memory_breakdown(run: LiveRun) -> list[MemoryPart]:
         part("optimizer state", True, device_bytes(state.opt_state), terms.optimizer_state, as_params),
         part("model state, scaler, rng", True, device_bytes(rest), None, "small, so a copy on each device"),
         part("gradients", False, grads_bytes, terms.gradients, grads_why),
+        *(
+            [part("its group's part of parameters", False, _group_bytes(run), gathered, _GROUP_WHY)]
+            if spec.two_level and not spec.offload.fetches_at_use
+            else []
+        ),
         part(
             "parameters in compute",
             False,
             _compute_bytes(run, placements),
-            terms.gathered_weights,
+            None if spec.two_level else gathered,
             _compute_why(run, plan),
         ),
         *_offloaded(run.functional.host_budget),
@@ -164,6 +172,13 @@ def memory_table(run: LiveRun) -> Table:
         copies = f"{format_bytes(needed.to_device)} in, {format_bytes(needed.to_host)} out"
         why = f"in every step: {needed.seconds:.2g} s at least on PCIe 4.0 x16"
         table.add_row("over PCIe", copies, "-", why)
+    if (mesh := run.functional.spec.mesh).shape["replica"] > 1:
+        sent = sent_by_links(explain(run.functional), mesh.shape)
+        table.add_section()
+        inside = f"to the {mesh.shape['shard']} devices of its group in every step, most at each use"
+        table.add_row("sent inside a group", format_bytes(sent.inside), "-", inside)
+        across = f"to the {mesh.shape['replica']} groups, once a step"
+        table.add_row("sent across groups", format_bytes(sent.across), "-", across)
     return table
 
 
@@ -176,7 +191,9 @@ def _spread(placements: Sequence[Placement], n_shards: int) -> str:
     if n_shards == 1:
         return "whole on each device"
     whole = [math.prod(p.shape) for p in placements if p.dim is None]
-    text = f"{len(placements) - len(whole)} arrays divided over {n_shards} devices"
+    n_groups = max((p.n_groups for p in placements), default=1)
+    text = f"{len(placements) - len(whole)} arrays divided over {n_shards * n_groups} devices"
+    text += f" in {n_groups} groups" * (n_groups > 1)
     if whole:
         text += f"; {len(whole)} small ones whole ({sum(whole):,} elements, none above {max(whole):,})"
     return text
@@ -193,8 +210,21 @@ def _grads_bytes(run: LiveRun) -> int:
     """The accumulator: trainable parameters only, in shards where every micro-batch scatters."""
     trained, _ = split(run.functional.placements.params, run.functional.spec.trainable)
     sharded = run.functional.spec.plan.scatters_at_use
-    shapes = [p.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
+    shapes = [p.in_group.shard_shape if sharded else p.shape for p in jax.tree.leaves(trained, is_leaf=is_placement)]
     return jnp.dtype(DTYPES[_grads_dtype(run)]).itemsize * sum(map(math.prod, shapes))
+
+
+_GROUP_WHY = "gathered over the groups once at the start of the step"
+
+
+def _group_bytes(run: LiveRun) -> int:
+    """What a device has of its group's copy of the parameters at two levels, as they compute."""
+    spec = run.functional.spec
+    placements = jax.tree.leaves(spec.placements, is_leaf=is_placement)
+    casts = jax.tree.leaves(spec.casts, is_leaf=lambda x: isinstance(x, tuple))
+    dtypes = [cast[-1] if cast else x.dtype for cast, x in zip(casts, jax.tree.leaves(run.state.params), strict=True)]
+    each = zip(placements, dtypes, strict=True)
+    return sum(math.prod(p.in_group.shard_shape) * jnp.dtype(d).itemsize for p, d in each if p.dim is not None)
 
 
 def _compute_bytes(run: LiveRun, placements: Sequence[Placement]) -> int:

@@ -38,20 +38,24 @@ class PaperTerms(NamedTuple):
     gathered_weights: PaperTerm
 
 
-def paper_terms(plan: StagePlan, n_shards: int) -> PaperTerms:
+def paper_terms(plan: StagePlan, n_shards: int, n_groups: int = 1) -> PaperTerms:
     """The formula for a stage.
 
     Args:
         plan: what the stage means.
         n_shards: the size of the mesh's `shard` axis.
+        n_groups: at two levels, the size of `replica`: the state is divided over the groups too, while gradients and
+            the parameters that compute are a group's.
 
     Example:
         >>> from jzero.zero.stages import stage_plan
         >>> [term.formula for term in paper_terms(stage_plan(2), 64)]
         ['4P/64', '8P/64', '2P/64', '2P']
+        >>> [term.formula for term in paper_terms(stage_plan(3), 8, 8)]
+        ['4P/64', '8P/64', '2P/8', '2P/8']
     """
     over = lambda is_sharded: n_shards if is_sharded else 1
-    state = over(plan.shards_state)
+    state = over(plan.shards_state) * n_groups
     return PaperTerms(
         PaperTerm(4, state),
         PaperTerm(8, state),

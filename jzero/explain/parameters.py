@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from jzero.jaxpr.primitives import ALL_GATHER, SINKS
 from jzero.zero.build import Functional
 from jzero.zero.step import train_step
 
-_LABEL = re.compile(r"(gather|scatter)\[([^\]]*?)(?: for ([^\]]*))?\]")
+_LABEL = re.compile(r"((?:gather|scatter)(?:_across)?)\[([^\]]*?)(?: for ([^\]]*))?\]")
 _COLLECTIVES = SINKS | {ALL_GATHER}
 
 
@@ -46,6 +46,9 @@ class Leaf:
         scatters: collectives that sum its gradient; 0 where it is summed together with other whole parameters.
         scatter_dtype: the dtype in which its gradient travels.
         scatter_bytes: bytes of all that, before they are scattered, in one step.
+        across_gather_bytes: at two levels, bytes of the group's part that is gathered over the groups, once a step.
+        across_scatter_bytes: with groups, bytes of the group's part of the gradient whose sums are added over the
+            groups, once a step.
     """
 
     name: str
@@ -59,6 +62,8 @@ class Leaf:
     scatters: int
     scatter_dtype: str
     scatter_bytes: int
+    across_gather_bytes: int = 0
+    across_scatter_bytes: int = 0
 
 
 class Explanation(tuple[Leaf, ...]):
@@ -67,7 +72,9 @@ class Explanation(tuple[Leaf, ...]):
     def table(self) -> Table:
         """The same as a rich table."""
         table = Table(title="Parameters in one training step")
-        for heading in ("parameter", "shape", "lies", "used by", "gathered", "scattered"):
+        across = any(leaf.across_gather_bytes or leaf.across_scatter_bytes for leaf in self)
+        headings = ["parameter", "shape", "lies", "used by", "gathered", "scattered"]
+        for heading in [*headings, *["across groups"] * across]:
             table.add_column(heading)
         for leaf in self:
             table.add_row(
@@ -77,6 +84,7 @@ class Explanation(tuple[Leaf, ...]):
                 escape(", ".join(leaf.used_by)),
                 _travels(leaf.gathers, leaf.gather_dtype, leaf.gather_bytes),
                 _travels(leaf.scatters, leaf.scatter_dtype, leaf.scatter_bytes),
+                *[_across(leaf)] * across,
             )
         return table
 
@@ -104,6 +112,29 @@ def explain(functional: Functional) -> Explanation:
     )
 
 
+class SentByLinks(NamedTuple):
+    """Bytes that a device sends in a step: to the others of its group, and to other groups."""
+
+    inside: int
+    across: int
+
+
+def sent_by_links(leaves: Sequence[Leaf], mesh_shape: Mapping[str, int]) -> SentByLinks:
+    """Adds up what parameters and their gradients send, whole ones left out.
+
+    Args:
+        leaves: from `explain`.
+        mesh_shape: axis -> size. What two levels gather over the groups is sent by each device once, and so are sums
+            that are scattered; where every group keeps them they go twice around.
+    """
+    share = lambda n: (n - 1) / n
+    inside = sum(leaf.gather_bytes + leaf.scatter_bytes for leaf in leaves) * share(mesh_shape["shard"])
+    two_level = any(leaf.across_gather_bytes for leaf in leaves)
+    sums = sum(leaf.across_scatter_bytes for leaf in leaves) * (1 if two_level else 2)
+    across = (sum(leaf.across_gather_bytes for leaf in leaves) + sums) * share(mesh_shape["replica"])
+    return SentByLinks(round(inside), round(across))
+
+
 class _Collective(NamedTuple):
     kind: str
     name: str
@@ -127,11 +158,19 @@ def _leaf(leaf: LeafLayout, placement: str, train: bool, found: dict[tuple[str, 
         scatters=sum(c.times for c in scatters),
         scatter_dtype=", ".join(dict.fromkeys(c.dtype for c in scatters)),
         scatter_bytes=sum(c.n_bytes * c.times for c in scatters),
+        across_gather_bytes=sum(c.n_bytes * c.times for c in found["gather_across", leaf.name]),
+        across_scatter_bytes=sum(c.n_bytes * c.times for c in found["scatter_across", leaf.name]),
     )
 
 
 def _travels(times: int, dtype: str, n_bytes: int) -> str:
     return f"{times} x {dtype}, {format_bytes(n_bytes)}" if times else ""
+
+
+def _across(leaf: Leaf) -> str:
+    """What crosses groups in a step: parameters, and gradients."""
+    parts = {"gathered": leaf.across_gather_bytes, "summed": leaf.across_scatter_bytes}
+    return ", ".join(f"{format_bytes(n)} {what}" for what, n in parts.items() if n)
 
 
 def _collectives(program: Program) -> Iterator[_Collective]:

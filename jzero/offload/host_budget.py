@@ -28,7 +28,8 @@ class Budget:
 
     Attributes:
         state: bytes of parameters and moments in host memory.
-        gradients: bytes of gradients there, inside a step.
+        gradients: bytes of gradients there, inside a step; at two levels of the group's part of parameters too, as
+            wide as they last.
         to_device: bytes that come from the host in a step.
         to_host: bytes that go back.
         in_files: bytes of parameters and moments on disk, of which there are two generations.
@@ -67,19 +68,25 @@ def budget(
     shares = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in _hosted(state)]
     lie = jax.tree.leaves(placements, is_leaf=lambda x: isinstance(x, Placement))
     every = zip(lie, jax.tree.leaves(params_on_host), jax.tree.leaves(state.params), strict=True)
-    hosted = [(math.prod(p.shard_shape), x.dtype.itemsize) for p, on_host, x in every if on_host]
-    params = sum(n * itemsize for n, itemsize in hosted)
+    hosted = [(p, x.dtype.itemsize) for p, on_host, x in every if on_host]
+    params = sum(math.prod(p.shard_shape) * itemsize for p, itemsize in hosted)
     lasting = sum(shares)
     if not at_use:
         return Budget(lasting, 0, lasting + params, lasting, in_files)
     # Gradients go out as they arise, and come in again to be measured and to be used; each sum costs one trip more.
     sums = n_micro - 1
-    grads = 4 * sum(n for n, _ in hosted) if in_files else params
-    to_device = params * 2 * n_micro + grads * (1 + 2 * sums)
-    to_host = grads * (n_micro + sums)
+    grads = 4 * sum(math.prod(p.shard_shape) for p, _ in hosted) if in_files else params
+    # At two levels a step computes with its group's part, and crosses groups at its start and at its end.
+    grouped = any(p.n_groups > 1 for p, _ in hosted)
+    copy = sum(math.prod(p.in_group.shard_shape) * itemsize for p, itemsize in hosted) if grouped else 0
+    group_grads = 4 * sum(math.prod(p.in_group.shard_shape) for p, _ in hosted) if grouped else grads
+    to_device = (copy or params) * 2 * n_micro + grads + group_grads * 2 * sums
+    to_host = group_grads * (n_micro + sums)
+    if grouped:
+        to_device, to_host = to_device + params + group_grads, to_host + copy + grads
     if not in_files:
         to_device, to_host = to_device + lasting + grads, to_host + lasting
-    return Budget(lasting, grads * (1 + (n_micro > 1)), to_device, to_host, in_files)
+    return Budget(lasting, group_grads * (1 + (n_micro > 1)) + copy, to_device, to_host, in_files)
 
 
 def check_host_memory(needed: Budget, n_local_devices: int, platform: str) -> None:

@@ -1,7 +1,8 @@
 """Gather, scatter, and the sums that stay replicated. For use inside `shard_map`.
 
 A gather casts the shard first and sends it in the compute dtype; a scatter sends the gradient back in the reduction
-dtype and leaves the caller's own shard of the sum. Sums run over every data axis: a replica adds to the same gradient.
+dtype and leaves the caller's own shard of the sum. Both run along `shard`, inside a group of devices; what crosses
+groups, along `replica`, does so once a step.
 """
 
 import itertools
@@ -27,7 +28,8 @@ class GradReduceConfig:
 
     Attributes:
         dtype: in which gradients are summed over the mesh (DeepSpeed key `communication_data_type`).
-        n_replicas: size of the mesh's `replica` axis; with 1, no sum over replicas is made.
+        n_groups: size of the mesh's `replica` axis: groups of devices whose sums are still to be added at the end of
+            the step.
         n_summed: number of devices whose gradients are added.
         prescale: gradients are divided by that number before they are added (DeepSpeed key `prescale_gradients`).
         predivide: what they are divided by instead, if not 1 (DeepSpeed key `gradient_predivide_factor`).
@@ -38,7 +40,7 @@ class GradReduceConfig:
     """
 
     dtype: DTypeLike = jnp.float32
-    n_replicas: int = 1
+    n_groups: int = 1
     n_summed: int = 1
     prescale: bool = False
     predivide: float = 1.0
@@ -84,7 +86,8 @@ def gather_leaf(shard: jax.Array, placement: Placement, casts: tuple[DTypeLike, 
 
 
 def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> jax.Array:
-    """Local gradient of the true shape -> the sum over all data shards, of which the caller keeps its own shard.
+    """Local gradient of the true shape -> the sum over the group of devices on `shard`, of which the caller keeps its
+    own shard; see `reduce_over_groups` for the rest.
 
     Floating gradients come back in fp32 whatever they were sent in, complex ones in their own dtype.
     """
@@ -98,10 +101,27 @@ def scatter_leaf(grad: jax.Array, placement: Placement, grad_reduce: GradReduceC
             grad, scattered[-1] = jax.lax.optimization_barrier((grad, scattered[-1]))
         sent = placement.pad(_to_reduce_dtype(jax.lax.slice_in_dim(grad, start, end, axis=across), grad_reduce))
         total = jax.lax.psum_scatter(sent, SHARD_AXIS, scatter_dimension=placement.dim, tiled=True)
-        if grad_reduce.n_replicas > 1:
-            total = jax.lax.psum(total, REPLICA_AXIS)
         scattered.append(_from_reduce_dtype(total, grad_reduce))
     return scattered[0] if len(scattered) == 1 else jnp.concatenate(scattered, axis=across)
+
+
+def gather_over_groups(shard: jax.Array, placement: Placement) -> jax.Array:
+    """This device's shard at two levels -> the shard of its group, by a gather over `replica`."""
+    assert placement.dim is not None, "what is whole lies in every group"
+    return jax.lax.all_gather(shard, REPLICA_AXIS, axis=placement.dim, tiled=True)
+
+
+def reduce_over_groups(total: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> jax.Array:
+    """The sum over a group that `scatter_leaf` left -> over all devices: this device's own part of it at two levels;
+    where every group holds all parts, the whole part. Once a step; see `scatter_leaf` for the dtypes.
+    """
+    if grad_reduce.n_groups == 1 or placement.dim is None:
+        return total
+    sent = _to_reduce_dtype(total, grad_reduce)
+    if placement.n_groups == 1:
+        return _from_reduce_dtype(jax.lax.psum(sent, REPLICA_AXIS), grad_reduce)
+    scattered = jax.lax.psum_scatter(sent, REPLICA_AXIS, scatter_dimension=placement.dim, tiled=True)
+    return _from_reduce_dtype(scattered, grad_reduce)
 
 
 def _pieces(grad: jax.Array, placement: Placement, grad_reduce: GradReduceConfig) -> tuple[int, list[int]]:

@@ -6,6 +6,7 @@ axis is of type Auto, because the optimizer and the tensor axis rely on the comp
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jzero.base.types import PyTree
+from jzero.base.types import Device, PyTree
 from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
 from jzero.jaxpr.devices import target_of, traced_for
@@ -66,10 +67,10 @@ def make_mesh(devices: Sequence[object] | None = None, *, replica: int = 1, tens
 
 
 def mesh_for(config: Config, devices: Sequence[object] | None = None) -> Mesh:
-    """The mesh that a configuration asks for: all devices on `shard`, or MiCS's groups at stage 3.
+    """The mesh that a configuration asks for: all devices on `shard`, or at stage 3 the groups of two levels or MiCS.
 
     Args:
-        config: reads `zero_optimization.mics_shard_size`.
+        config: reads `zero_optimization.mics_shard_size`, `zero_hpz_partition_size` and `jzero.two_level`.
         devices: as for `make_mesh`.
 
     Raises:
@@ -81,13 +82,46 @@ def mesh_for(config: Config, devices: Sequence[object] | None = None) -> Mesh:
         {'replica': 2, 'shard': 4, 'tensor': 1}
     """
     devices = jax.devices() if devices is None else list(devices)
-    group = config.zero_optimization.shard_group
-    replica, left_over = divmod(len(devices), group or len(devices))
-    if left_over or not replica:
-        raise ConfigError(
-            f"`zero_optimization.mics_shard_size` = {group} does not divide the {len(devices)} devices into groups."
-        )
-    return make_mesh(devices, replica=replica)
+    return make_mesh(devices, replica=n_groups(config, len(devices), devices_per_node(devices)))
+
+
+def n_groups(config: Config, n_devices: int, per_node: int) -> int:
+    """The groups of devices that a configuration asks for; 1 for all of them together.
+
+    Args:
+        config: see `mesh_for`.
+        n_devices: data shards.
+        per_node: devices of a node.
+
+    Raises:
+        ConfigError: the groups do not divide the devices.
+
+    Example:
+        >>> n_groups(Config.load({"zero_optimization": {"stage": 3}, "jzero": {"two_level": "auto"}}), 64, 8)
+        8
+    """
+    zero, name = config.zero_optimization, "zero_optimization.mics_shard_size"
+    group = zero.shard_group
+    if group is None and config.asks_two_levels:
+        name = "zero_optimization.zero_hpz_partition_size" if zero.hpz_group else "jzero.two_level"
+        group = min(zero.hpz_group or per_node, n_devices)  # what fits into one group is one
+    groups, left_over = divmod(n_devices, group or n_devices or 1)
+    if left_over or (group and not groups):
+        raise ConfigError(f"`{name}` = {group} does not divide the {n_devices} devices into groups.")
+    return max(groups, 1)
+
+
+def devices_per_node(devices: Sequence[Device]) -> int:
+    """How many of these devices share a host: those of a process, or of all that a launcher started there.
+
+    Example:
+        >>> devices_per_node(jax.devices()[:4])
+        4
+    """
+    first = devices[0].process_index if devices else 0
+    here = sum(device.process_index == first for device in devices)
+    started = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    return max(here, int(started) if started.isdigit() and jax.process_count() > 1 else 1)
 
 
 def platform(mesh: Mesh | AbstractMesh) -> str:

@@ -150,8 +150,9 @@ def build_functional(
     params, model_state = shapes.abstract_model(pure_model, dtypes, local_batch)
     mask = shapes.trainable_mask(params, trainable, pure_model.types)
     dtypes.check(params, local_batch)
-    scanned = shapes.scanned_by_loops(pure_model, dtypes, mesh, params, model_state, local_batch)
-    dtypes = with_targets(pure_model, dtypes, mesh, params, model_state, local_batch)
+    traced = mesh, params, model_state, local_batch
+    scanned = shapes.scanned_by_loops(pure_model, dtypes, *traced)
+    dtypes = with_targets(pure_model, dtypes, *traced)
     placements, casts = _placements(config, mesh, params, scanned), dtypes.casts(params)
     chosen = _optimizer(config, optimizer, schedule, shapes.loop_dims(params, mask, scanned))
 
@@ -167,7 +168,7 @@ def build_functional(
         dtypes.param_dtype,
         mesh,
     )
-    plan = stage_plan(config.zero_optimization.stage)
+    plan, two_level = stage_plan(config.zero_optimization.stage), _two_level(config, mesh)
     spec = StepSpec(
         model=pure_model,
         config=config,
@@ -180,8 +181,10 @@ def build_functional(
         schedule=chosen.learning_rate,
         momentum=chosen.momentum,
         offload=offload_for(config, fixed, trained, opt_state, persists_small_leaves=plan.persists_small_leaves),
+        two_level=two_level,
+        first_uses=shapes.order_of_use(pure_model, dtypes, *traced) if two_level else (),
     )
-    averaged = averaged_state(pure_model, dtypes, mesh, params, model_state, local_batch)
+    averaged = averaged_state(pure_model, dtypes, *traced)
     return _compiled(spec, _new_state(spec, fixed, local_batch), batch, scanned, averaged)
 
 
@@ -219,12 +222,16 @@ def _compiled(
 
 
 def _check_mesh(config: ResolvedConfig, mesh: Mesh) -> None:
-    group = config.zero_optimization.shard_group
-    if group is not None and group != mesh.shape["shard"]:
-        raise ConfigError(
-            f"`zero_optimization.mics_shard_size` = {group}, but the axis `shard` of the mesh has "
-            f"{mesh.shape['shard']} devices; pass make_mesh(replica=...) that fits, or no mesh."
-        )
+    zero, n_shards = config.zero_optimization, mesh.shape["shard"]
+    for name, group, may_be_more in (
+        ("mics_shard_size", zero.shard_group, False),
+        ("zero_hpz_partition_size", zero.hpz_group, mesh.shape["replica"] == 1),
+    ):
+        if group is not None and group != n_shards and not (may_be_more and group > n_shards):
+            raise ConfigError(
+                f"`zero_optimization.{name}` = {group}, but the axis `shard` of the mesh has {n_shards} devices; pass "
+                "make_mesh(replica=...) that fits, or no mesh."
+            )
 
 
 def _placements(
@@ -232,14 +239,20 @@ def _placements(
 ) -> Placements:
     """Which dimension of each parameter is sharded, as the stage has it."""
     zero = config.zero_optimization
-    plan = stage_plan(zero.stage)
+    plan, n_groups = stage_plan(zero.stage), mesh.shape["replica"] if _two_level(config, mesh) else 1
     return place_all(
         params,
-        mesh.shape["shard"] if plan.shards_state else 1,
+        mesh.shape["shard"] * n_groups if plan.shards_state else 1,
         replicate_below=zero.stage3_param_persistence_threshold if plan.persists_small_leaves else SMALL_LEAF_ELEMENTS,
         unshardable_dims=scanned,
         shard_single=zero.offloads_params or zero.swaps_optimizer,
+        n_groups=n_groups,
     )
+
+
+def _two_level(config: ResolvedConfig, mesh: Mesh) -> bool:
+    """Whether the state is divided over groups of devices too: one group has nothing to send to others."""
+    return config.asks_two_levels and mesh.shape["replica"] > 1
 
 
 def _optimizer(

@@ -16,7 +16,6 @@ import optax
 from jzero.base.types import Casts, Grads, Placements, PyTree
 from jzero.offload.host.stream import reduce_in_pieces, serialize_after
 from jzero.sharding.host_memory import is_on_host
-from jzero.sharding.mesh import SHARD_AXIS
 from jzero.sharding.trees import is_placement
 
 
@@ -68,9 +67,9 @@ def measure_grads(
         squares.append(seen[0])
         misfits.append(seen[1])
     found = jnp.stack([jnp.stack(squares), jnp.stack(misfits)])
-    divided = np.array([p.dim is not None for p in jax.tree.leaves(placements, is_leaf=is_placement)])
-    if divided.any():
-        found = jnp.where(divided, jax.lax.psum(found, SHARD_AXIS), found)
+    axes = [p.axes for p in jax.tree.leaves(placements, is_leaf=is_placement)]
+    for over in sorted({*axes} - {()}):
+        found = jnp.where(np.array([a == over for a in axes]), jax.lax.psum(found, over), found)
     norm = jnp.sqrt(found[0].sum())
     bad = ~jnp.isfinite(found[0]) | (found[1] > 0)
     return GradStats(norm, jnp.isfinite(norm) & ~bad.any(), first(bad))

@@ -1,6 +1,7 @@
 """The part of a step that ZeRO's collectives are placed in by hand: loss and gradients, inside `shard_map`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jzero.base.types import Grads, Metrics, ModelState, Params, Placements
 from jzero.flax.mean import Mean
-from jzero.gather import Limits, gather_at_use
+from jzero.gather import GradSums, Limits, gather_at_use
 from jzero.optim.apply import widened
 from jzero.optim.clipping import times
 from jzero.sharding.collectives import GradReduceConfig, gather_leaf, label, scatter_leaf, sum_leaves
@@ -20,6 +21,7 @@ from jzero.sharding.mesh import DATA_AXES, n_data_shards, shard_over_data
 from jzero.sharding.placement import Placement, path_name
 from jzero.sharding.trees import is_placement, join, split
 from jzero.zero.grad_stats import GradStats, first, measure_grads
+from jzero.zero.groups import grad_sums, in_group, reduced_over_groups
 from jzero.zero.micro_batches import accumulated_grads, accumulation_of, as_before, in_dtype, positive
 from jzero.zero.spec import StepSpec
 from jzero.zero.stages import Gather, StagePlan
@@ -58,15 +60,17 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
     def local(params_sharded, model_state, batch, key_data, scale):
         stored = spec.offload.fetched(params_sharded)
         params_sharded = spec.precision.grad_params(spec.offload.grad_params(stored))
-        params, apply = differentiable_loss(spec, params_sharded, stored, train=True)
+        sums = grad_sums(spec, params_sharded)
+        params, apply = differentiable_loss(spec, params_sharded, stored, train=True, sums=sums)
         trained, frozen = split(params, spec.trainable)
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data), jax.lax.axis_index(DATA_AXES))
 
         def loss(trained, model_state, micro_batch, key):
             return apply(join(trained, frozen), model_state, spec.precision.inputs(micro_batch), key)
 
-        total = accumulated_grads(accumulation, loss, trained, model_state, batch, key, scale)
+        total = accumulated_grads(replace(accumulation, sums=sums), loss, trained, model_state, batch, key, scale)
         grads = in_dtype(jnp.float32, _reduce_at_end(spec.plan, total.grads, placements, spec.grad_reduce))
+        grads = reduced_over_groups(grads, placements, spec.grad_reduce)
         grads = jax.tree.map(lambda g: g if is_on_host(g) else times(g, total.unscale), grads)
         sums = {"nonfinite_micro_batch": Mean(total.bad), **total.sums}
         averages = averages_of(sums, n_shards * accumulation.n_micro)
@@ -80,17 +84,19 @@ def sharded_grads(spec: StepSpec) -> Callable[..., GradOutputs]:
 
 
 def differentiable_loss(
-    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool
+    spec: StepSpec, params_sharded: Params, stored: Params, *, train: bool, sums: GradSums | None = None
 ) -> tuple[Params, Callable]:
     """The loss of a stage, and what it is differentiated with respect to: the shards, or at stages 0 and 1 the whole.
 
-    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs.
+    Where the stage gathers at use, nothing is gathered here: the loss does that when it runs. At two levels that is
+    inside of a group, whose shards are gathered here.
 
     Args:
         spec: everything fixed.
         params_sharded: what gradients are taken of.
         stored: the parameters as `Offload.fetched` gave them, before `grad_params`.
         train: whether this is a training step.
+        sums: see `jzero.gather.gather_at_use`.
 
     Returns:
         What is differentiated, and `loss(that, model_state, batch, key) -> Outcome`.
@@ -114,6 +120,8 @@ def differentiable_loss(
             casts = jax.tree.map(lambda _: (), placements, is_leaf=is_placement)
     else:
         ready = spec.offload.compute_shards(stored)
+        if spec.two_level:
+            params_sharded, ready, placements = in_group(spec, params_sharded, ready)
     zero = spec.config.zero_optimization
     limits = Limits(zero.stage3_prefetch_bucket_size, zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
     return params_sharded, gather_at_use(
@@ -125,11 +133,15 @@ def differentiable_loss(
         wholes=wholes,
         ready=ready,
         limits=limits if spec.plan.gather is Gather.AT_USE else None,
+        sums=sums,
     )
 
 
 def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_reduce: GradReduceConfig) -> Grads:
-    """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3."""
+    """Sums what is still the device's own: every gradient at stages 0 and 1, those of whole leaves at 2 and 3.
+
+    Sharded ones are then sums over a group of devices, see `jzero.zero.groups`.
+    """
     paths, treedef = jax.tree_util.tree_flatten_with_path(grads)
     flat = treedef.flatten_up_to(placements)
     whole = iter(sum_leaves([g for (_, g), p in zip(paths, flat, strict=True) if p.dim is None], grad_reduce))
@@ -141,7 +153,7 @@ def _reduce_at_end(plan: StagePlan, grads: Grads, placements: Placements, grad_r
             reduced.append(grad)
         else:
             with label("scatter", path_name(path), "the step"):
-                reduced.append(scatter_leaf(grad, placement, grad_reduce))
+                reduced.append(scatter_leaf(grad, placement.in_group, grad_reduce))
     return treedef.unflatten(reduced)
 
 

@@ -18,7 +18,7 @@ from jzero.flax.adapter import adapt
 from jzero.flax.model import Model, Outcome
 from jzero.flax.rematerialise import remat
 from jzero.flax.surroundings import fitted, place_in
-from jzero.gather import scanned_dims
+from jzero.gather import first_uses, scanned_dims
 from jzero.gather.trace.regions import inputs_on_host
 from jzero.jaxpr import Program, every_equation, name_of, place_of, trace
 from jzero.jaxpr.devices import SHAPES_ALONE, traced_for
@@ -233,6 +233,24 @@ def traced_loss(
     over_mesh = shard_over_data(probe, mesh, spec, spec)  # pyright: ignore[reportArgumentType]
     jax.eval_shape(over_mesh, params, model_state, local_batch, key)
     return found[0]
+
+
+def order_of_use(
+    model: Model, dtypes: Precision, mesh: Mesh, params: Params, model_state: ModelState, local_batch: Batch
+) -> tuple[int, ...]:
+    """The indices of the parameters in the order in which the loss first uses them."""
+    found: list[int] = []
+
+    def probe(params, model_state, batch, key):
+        def loss(params, model_state, batch, key):
+            return model.apply(params, model_state, batch, key, True)
+
+        found.extend(first_uses(loss, dtypes.computed(params), model_state, dtypes.inputs(batch), key))
+        return ()
+
+    spec, key = PartitionSpec(), jax.eval_shape(jax.random.key, 0)
+    jax.eval_shape(shard_over_data(probe, mesh, spec, spec), params, model_state, local_batch, key)
+    return tuple(found)
 
 
 def _not_in_16_bits(dtypes: Precision, said: str, place: str) -> ModelError:

@@ -34,6 +34,8 @@ class StepSpec:
         schedule: applied steps -> learning rate, for the report; None if the optimizer keeps it to itself.
         momentum: applied steps -> momentum, for the report; None if no schedule cycles it.
         offload: where the state lies, how it reaches the devices, and how it is updated.
+        two_level: whether the state is divided over the groups of devices too, see `jzero.zero.groups`.
+        first_uses: at two levels, the indices of the parameters in the order in which the loss uses them.
     """
 
     model: Model
@@ -47,13 +49,15 @@ class StepSpec:
     schedule: optax.Schedule | None
     momentum: optax.Schedule | None
     offload: Offload
+    two_level: bool = False
+    first_uses: tuple[int, ...] = ()
 
     @property
     def grad_reduce(self) -> GradReduceConfig:
         """How gradients are summed over the devices."""
         return GradReduceConfig(
             dtype=self.precision.reduce,
-            n_replicas=self.mesh.shape["replica"],
+            n_groups=self.mesh.shape["replica"],
             n_summed=n_data_shards(self.mesh),
             prescale=self.config.prescale_gradients,
             predivide=self.config.gradient_predivide_factor,

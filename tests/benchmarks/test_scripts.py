@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.benchmarks import BENCHMARKS
 
 
@@ -80,3 +82,14 @@ def test_gpu_kinds_compiles_or_says_what_was_refused():
     found = run("gpu_kinds.py", "--kinds=cuDNN, grouped queries;FFT in the compute dtype", "--settings=3")
     assert found["cuDNN, grouped queries"]["3"]["temporary"] > 2 * 2 * 8 * 64 * 512 * 2  # queries and their gradients
     assert "`jzero.keep_fp32`" in found["FFT in the compute dtype"]["3"]["refused"]
+
+
+@pytest.mark.full
+def test_two_level_of_a_small_model():
+    flags = ["--gpus=16", "--accumulation=2", "--layers=2", "--d-model=512", "--networks=100gb-roce"]
+    results = run("two_level.py", *flags)
+    assert list(results) == ["flat", "two levels", "MiCS"]
+    for kind in ("two levels", "MiCS"):
+        assert results[kind]["to other nodes"] <= 1.05 * results[kind]["to other nodes, formula"]
+        assert results[kind]["to other nodes"] < results["flat"]["to other nodes"]
+        assert results[kind]["seconds, 100gb-roce"] > 0

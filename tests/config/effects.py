@@ -23,6 +23,9 @@ EFFECTS: dict[str, dict[str, str]] = {
         ),
         "test_summed_gradients_are_as_many_times_the_mean_as_there_are_devices": "gradient_allreduce_op",
         "test_a_mics_group_shares_one_copy_of_the_state": "zero_optimization.mics_shard_size",
+        "test_two_levels_divide_the_state_over_all_devices": (
+            "zero_optimization.zero_hpz_partition_size jzero.two_level"
+        ),
         "test_data_parallel_size_must_be_the_number_of_devices_that_take_different_data": "data_parallel_size",
         "test_elasticity_decides_the_batch_sizes": """
             elasticity.enabled elasticity.max_train_batch_size elasticity.micro_batch_sizes elasticity.min_gpus

@@ -137,6 +137,17 @@ def test_a_mics_group_shares_one_copy_of_the_state():
     assert {x.sharding.shard_shape(x.shape)[0] for x in jax.tree.leaves(built.state.params)} == {16 // 4, 8 // 4}
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+def test_two_levels_divide_the_state_over_all_devices(by_key):
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0} | ({"zero_hpz_partition_size": 4} if by_key else {})
+    sections = {"zero_optimization": zero, **({} if by_key else {"jzero": {"two_level": "auto"}})}
+    mesh = mesh_for(Config.load(sections), jax.devices()[:8])
+    assert dict(mesh.shape) == {"replica": 2 if by_key else 1, "shard": 4 if by_key else 8, "tensor": 1}
+    built = build(mesh_of(8, 2), train_batch_size=8, **sections)
+    assert {x.sharding.shard_shape(x.shape)[0] for x in jax.tree.leaves(built.state.params)} == {16 // 8, 8 // 8}
+    assert built.spec.two_level
+
+
 def test_data_parallel_size_must_be_the_number_of_devices_that_take_different_data():
     build(train_batch_size=8, data_parallel_size=8)
     with pytest.raises(ConfigError, match="`data_parallel_size` = 4, but 8 devices take different data"):

@@ -16,12 +16,12 @@ SIZES = {"vocab_size": 256, "seq_len": 16, "d_model": 128, "n_layer": 2, "n_head
 BATCH = {"tokens": np.zeros((8, 17), np.int32)}
 
 
-def engine(stage: int, n_devices: int = 8, **options):
+def engine(stage: int, n_devices: int = 8, *, zero: dict | None = None, replica: int = 1, **options):
     model = build({"family": "gpt", **SIZES})
-    zero = {"stage": stage, "stage3_param_persistence_threshold": options.pop("threshold", 0)}
+    zero = {"stage": stage, "stage3_param_persistence_threshold": options.pop("threshold", 0), **(zero or {})}
     config = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero}
     config |= {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
-    mesh = jzero.make_mesh(jax.devices()[:n_devices])
+    mesh = jzero.make_mesh(jax.devices()[:n_devices], replica=replica)
     return jzero.initialize(
         model=model.factory, loss_fn=model.loss_fn, config=config, sample_batch=BATCH, mesh=mesh, **options
     )
@@ -91,3 +91,18 @@ def test_one_device_holds_everything():
     parts = {h.part: h for h in memory_breakdown(engine(3, n_devices=1))}
     assert parts["master parameters"].why == "whole on each device"
     assert parts["master parameters"].formula == "4P"
+
+
+def test_two_levels_show_the_part_of_a_group_and_what_crosses_groups():
+    e = engine(3, zero={"zero_hpz_partition_size": 4}, replica=2)
+    n_params = sum(x.size for x in jax.tree.leaves(e.params))
+    parts = {h.part: h for h in memory_breakdown(e)}
+    assert parts["master parameters"].n_bytes == pytest.approx(4 * n_params / 8, rel=1e-3)
+    assert parts["gradients"].n_bytes == pytest.approx(4 * n_params / 4, rel=1e-3)
+    assert parts["its group's part of parameters"].n_bytes == pytest.approx(2 * n_params / 4, rel=1e-3)
+    assert parts["its group's part of parameters"].formula == "2P/4"
+    text = io.StringIO()
+    Console(file=text, width=200).print(memory_table(e))
+    assert "divided over 8 devices in 2 groups" in text.getvalue()
+    assert "sent inside a group" in text.getvalue()
+    assert "sent across groups" in text.getvalue()

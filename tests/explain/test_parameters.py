@@ -13,7 +13,7 @@ from flax import nnx
 from rich.console import Console
 
 import jzero
-from jzero.explain.parameters import explain
+from jzero.explain.parameters import explain, sent_by_links
 from jzero.models import build as build_model
 from jzero.start import functional
 from tests.helpers import batches, build, config, mesh_of
@@ -201,3 +201,23 @@ def test_json_says_the_same(branches):
     assert [entry["name"] for entry in told] == [leaf.name for leaf in branches]
     for entry, leaf in zip(told, branches, strict=True):
         assert entry == {**vars(leaf), "shape": list(leaf.shape), "used_by": list(leaf.used_by)}
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_at_two_levels_a_parameter_crosses_groups_once_a_step(scan_layers, accumulation):
+    sections = {"zero": {"zero_hpz_partition_size": 4}, "accumulation": accumulation, "mesh": mesh_of(8, 2)}
+    for leaf in told_of(3, scan_layers=scan_layers, **sections):
+        assert leaf.placement.endswith("over 8 devices in 2 groups")
+        part = math.prod(leaf.shape) // 4  # of each device of a group
+        assert (leaf.across_gather_bytes, leaf.across_scatter_bytes) == (2 * part, 4 * part)
+        assert leaf.gathers >= accumulation
+
+
+def test_what_crosses_groups_is_added_up_by_links():
+    leaves = told_of(3, zero={"zero_hpz_partition_size": 4}, mesh=mesh_of(8, 2))
+    n_params = sum(math.prod(leaf.shape) for leaf in leaves)
+    assert sent_by_links(leaves, {"shard": 4, "replica": 2}).across == 6 * n_params // 4 // 2
+    mics = sent_by_links(told_of(3, zero={"mics_shard_size": 4}, mesh=mesh_of(8, 2)), {"shard": 4, "replica": 2})
+    assert mics.across == 2 * 4 * n_params // 4 // 2
+    assert mics.inside == sent_by_links(leaves, {"shard": 4, "replica": 2}).inside

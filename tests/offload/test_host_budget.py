@@ -15,13 +15,13 @@ SHAPE = (1024, 512)
 PARAMS = 1024 * 512
 
 
-def taken(*, at_use, n_micro=1):
-    placement = place(SHAPE, 8)
+def taken(*, at_use, n_micro=1, n_groups=1):
+    placement = place(SHAPE, 8, n_groups=n_groups)
     leaf, rest = jax.ShapeDtypeStruct(SHAPE, jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     tree = TrainState({"w": leaf}, [{"w": leaf}, {"w": leaf}], None, None, rest, rest, rest)
     places = jax.tree.map(lambda x: placement if x is leaf else place((), 8), tree)
     on_host = jax.tree.map(lambda x: x is leaf, tree)
-    state = stored(places, tree, make_mesh(), on_host)
+    state = stored(places, tree, make_mesh(replica=n_groups), on_host)
     return b.budget(state, {"w": True}, {"w": placement}, at_use=at_use, n_micro=n_micro)
 
 
@@ -42,6 +42,15 @@ def test_accumulation_keeps_a_sum_beside_the_gradients():
     once, thrice = taken(at_use=True), taken(at_use=True, n_micro=3)
     assert thrice.gradients == 2 * once.gradients
     assert thrice.to_device > once.to_device
+
+
+def test_at_two_levels_a_step_keeps_its_group_s_part_and_the_sums_of_its_gradients_there():
+    flat, two = (taken(at_use=True, n_micro=3, n_groups=n) for n in (1, 2))
+    assert two.state == flat.state
+    assert two.gradients == (2 * 4 + 4) * PARAMS / 4  # sums and gradients, and the part itself
+    assert two.to_device == (12 + 4 + 4 + 4) * PARAMS / 8 + (4 * 6 + 4 * 4 + 4) * PARAMS / 4
+    assert two.to_host == (12 + 4) * PARAMS / 8 + (4 * 5 + 4) * PARAMS / 4
+    assert taken(at_use=False, n_groups=2) == taken(at_use=False)
 
 
 def test_too_little_memory_is_a_sentence(monkeypatch):

@@ -7,7 +7,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jzero.sharding import collectives
-from jzero.sharding.collectives import GradReduceConfig, gather_leaf, scatter_leaf, sum_leaves
+from jzero.sharding.collectives import (
+    GradReduceConfig,
+    gather_leaf,
+    gather_over_groups,
+    reduce_over_groups,
+    scatter_leaf,
+    sum_leaves,
+)
 from jzero.sharding.mesh import DATA_AXES
 from jzero.sharding.placement import Placement
 from tests.helpers import mesh_of
@@ -38,11 +45,28 @@ def test_scatter_leaves_each_device_its_shard_of_the_sum(placement, replica):
     placement = Placement(placement.shape, placement.dim, 8 // replica)
     grads = np.stack([full_of(placement, seed) for seed in range(8)])
     grad_reduce = GradReduceConfig(jnp.float32, replica, 8)
-    run = over_devices(
-        lambda g: scatter_leaf(g[0], placement, grad_reduce), mesh_of(8, replica), P(DATA_AXES), placement.spec
-    )
+    reduced = lambda g: reduce_over_groups(scatter_leaf(g[0], placement, grad_reduce), placement, grad_reduce)
+    run = over_devices(reduced, mesh_of(8, replica), P(DATA_AXES), placement.spec)
     total = placement.unpad(run(grads))
     np.testing.assert_allclose(np.asarray(total), grads.sum(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("n_groups", [2, 4])
+def test_at_two_levels_both_hops_keep_the_order(placement, n_groups):
+    placement = Placement(placement.shape, placement.dim, 8, n_groups=n_groups)
+    grads = np.stack([full_of(placement, seed) for seed in range(8)])
+    grad_reduce = GradReduceConfig(jnp.float32, n_groups, 8)
+
+    def there_and_back(x, grads):
+        total = reduce_over_groups(scatter_leaf(grads[0], placement.in_group, grad_reduce), placement, grad_reduce)
+        return gather_leaf(gather_over_groups(x, placement), placement.in_group)[None], total
+
+    x, specs = full_of(placement), (P(DATA_AXES), placement.spec)
+    run = over_devices(there_and_back, mesh_of(8, n_groups), (placement.spec, P(DATA_AXES)), specs)
+    everywhere, total = run(placement.pad(jnp.asarray(x)), grads)
+    np.testing.assert_array_equal(np.asarray(everywhere), np.broadcast_to(x, (8, *x.shape)))
+    np.testing.assert_allclose(np.asarray(placement.unpad(total)), grads.sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_whole_gradients_are_summed_over_all_data_axes():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -9,7 +10,16 @@ from jax.sharding import AxisType
 
 from jzero.config import Config
 from jzero.errors import ConfigError, JzeroError
-from jzero.sharding.mesh import AXES, DATA_AXES, make_mesh, mesh_for, n_data_shards, simulate_devices
+from jzero.sharding.mesh import (
+    AXES,
+    DATA_AXES,
+    devices_per_node,
+    make_mesh,
+    mesh_for,
+    n_data_shards,
+    n_groups,
+    simulate_devices,
+)
 from tests import helpers
 
 
@@ -85,10 +95,52 @@ def test_mics_groups_that_do_not_divide_the_devices(group):
         mesh_for(config, jax.devices()[:8])
 
 
+@pytest.mark.parametrize(
+    ("stage", "group", "shape"),
+    [(3, 4, (2, 4, 1)), (3, 8, (1, 8, 1)), (3, 16, (1, 8, 1)), (3, 1, (1, 8, 1)), (2, 4, (1, 8, 1))],
+)
+def test_a_configuration_asks_for_two_levels_at_stage_3(stage, group, shape):
+    config = Config.load({"zero_optimization": {"stage": stage, "zero_hpz_partition_size": group}})
+    assert mesh_for(config, jax.devices()[:8]).devices.shape == shape
+
+
+def test_groups_that_leave_devices_over_are_refused():
+    config = Config.load({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}})
+    with pytest.raises(
+        ConfigError, match=r"`zero_optimization.zero_hpz_partition_size` = 3 does not divide the 8 devices"
+    ):
+        mesh_for(config, jax.devices()[:8])
+    with pytest.raises(
+        ConfigError, match=r"`zero_optimization.zero_hpz_partition_size` = 3 does not divide 8 devices .* use 2"
+    ):
+        config.replaced({"train_batch_size": 8}).resolve(world=8)
+    node = Config.load({"zero_optimization": {"stage": 3}, "jzero": {"two_level": "auto"}})
+    assert [n_groups(node, n, 8) for n in (4, 8, 64)] == [1, 1, 8]
+    with pytest.raises(ConfigError, match=r"`jzero.two_level` = 8 does not divide the 12 devices"):
+        n_groups(node, 12, 8)
+
+
+class _Device(NamedTuple):
+    process_index: int
+
+
+def test_the_devices_of_a_node_are_those_of_a_process_or_of_all_that_were_started_there(monkeypatch):
+    assert devices_per_node([_Device(i // 4) for i in range(16)]) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert devices_per_node([_Device(0)]) == 1  # left over from another program
+    monkeypatch.setattr(jax, "process_count", lambda: 16)
+    assert devices_per_node([_Device(i) for i in range(16)]) == 8
+
+
 def test_a_mesh_of_other_groups_than_the_configuration_has():
     batch = helpers.batches(1, 8)[0]
     zero = {"zero_optimization": {"stage": 3, "mics_shard_size": 2}}
     with pytest.raises(
         ConfigError, match=r"`zero_optimization.mics_shard_size` = 2, but the axis `shard` .* has 4 devices"
+    ):
+        helpers.build(3, batch, replica=2, sections=zero)
+    zero = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
+    with pytest.raises(
+        ConfigError, match=r"`zero_optimization.zero_hpz_partition_size` = 2, but the axis `shard` .* has 4 devices"
     ):
         helpers.build(3, batch, replica=2, sections=zero)

@@ -115,9 +115,12 @@ def fill(config: TopLevel, trace: Trace, inputs: Inputs, file: str) -> Filled:
     if (size := data.get("data_parallel_size", inputs.world)) not in (inputs.world, AUTO):
         wrong = f"`data_parallel_size` = {size}, but {inputs.world} devices take different data"
         fail(file, [f"{wrong}; remove the key, or start as many devices"])
-    group = config.zero_optimization.shard_group
+    zero = config.zero_optimization
+    group, key = zero.shard_group, "mics_shard_size"
+    if zero.hpz_group and zero.hpz_group < inputs.world:  # where all fit into one group, it is stage 3 as it is
+        group, key = zero.hpz_group, "zero_hpz_partition_size"
     if group and inputs.world % group:
-        name = filled.name("zero_optimization.mics_shard_size")
+        name = filled.name(f"zero_optimization.{key}")
         wrong = f"`{name}` = {group} does not divide {inputs.world} devices into groups"
         near = [n for n in range(inputs.world, 0, -1) if inputs.world % n == 0 and n <= group][:1]
         fail(file, [f"{wrong}; use {near[0]}, or a multiple of {group} devices"])
@@ -214,6 +217,8 @@ def _settle_the_rest(filled: Filled, config: Section, inputs: Inputs) -> list[st
             filled.origins[key.path] = f"derived from {_OTHER[key.path]}"
             other = filled.name(_OTHER[key.path])
             filled.notes.append(f'`{filled.name(key.path)}` = "auto" is read as false, because `{other}` is true')
+        elif key.path == "jzero.two_level":
+            continue  # a node's devices are counted where the mesh is made
         elif key.path in _HIDDEN and inputs.partly:
             unfilled.append(f"`{filled.name(key.path)}` ({_needs(key.path)})")  # which a model tells later
         elif key.verdict.kind != "honoured":

@@ -36,7 +36,7 @@ def candidate_worlds(config: TopLevel) -> list[World]:
     """Numbers of devices that a configuration may fit, the likeliest first.
 
     Args:
-        config: its batch sizes, `data_parallel_size`, `elasticity` and `mics_shard_size` are read.
+        config: its batch sizes, `data_parallel_size`, `elasticity` and the sizes of groups are read.
 
     Example:
         >>> from jzero.config import Config
@@ -58,8 +58,8 @@ def candidate_worlds(config: TopLevel) -> list[World]:
     found.append(World(USUAL, "are usual"))
     rows = total // ((micro or 1) * (accumulation or 1)) if total else 0
     found += [World(n, "fit the batch sizes") for n in range(USUAL, 0, -1) if rows and rows % n == 0]
-    if group := config.zero_optimization.shard_group:
-        multiples = [group * n for n in range(1, 9)]
-        found += [World(n, "fit `zero_optimization.mics_shard_size`") for n in multiples]
+    zero = config.zero_optimization
+    for key, group in (("mics_shard_size", zero.shard_group), ("zero_hpz_partition_size", zero.hpz_group)):
+        found += [World(group * n, f"fit `zero_optimization.{key}`") for n in range(1, 9) if group]
     divisors = [n for n in range(USUAL, 0, -1) if total and total % n == 0]
     return [*found, World(divisors[0] if divisors else USUAL, "are tried")]  # where none fits, it says why not

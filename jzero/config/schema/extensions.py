@@ -9,7 +9,7 @@ from jzero.config.schema.activation import Remat
 from jzero.config.schema.param_groups import ParamGroups
 from jzero.config.schema.precision import SMALLEST_SCALE
 from jzero.config.schema.saving import Saving
-from jzero.config.schema.scalars import NonNegative, Positive32, TextOrFalse, Texts, real
+from jzero.config.schema.scalars import NonNegative, Positive32, TextOrFalse, Texts, choice, real
 from jzero.config.schema.section import Section
 from jzero.config.schema.verdicts import honoured
 
@@ -33,6 +33,11 @@ class Extensions(Section):
         'other settings for some parameters, such as `[{"match": "bias|norm|scale", "weight_decay": 0.0}, '
         '{"match": "^embed", "lr_multiplier": 0.1}]`: the first entry whose regular expression is found in a '
         "parameter's dotted name gives its weight decay and the factor on its learning rate",
+    )
+    two_level: Annotated[str, choice("none", "auto")] = honoured(
+        "none",
+        '`"auto"`, stage 3: as `zero_optimization.zero_hpz_partition_size` with the number of devices of a node; where '
+        "there is one node, stage 3 as it is",
     )
     remat: Remat | None = honoured(None, "rematerialisation of modules that the model does not recompute by itself")
 

@@ -191,6 +191,13 @@ class TopLevel(Section):
         zero = values.get("zero_optimization", ZeroConfig())
         if values.get("gradient_allreduce_op") == "sum" and zero.stage == 3:
             yield "gradient_allreduce_op", "= 'sum' is refused at stage 3, as in DeepSpeed: multiply the loss instead"
+        own = values.get("jzero", Extensions())
+        if own.two_level == "auto" and zero.stage == 3 and (zero.shard_group or zero.hpz_group):
+            other = "mics_shard_size" if zero.shard_group else "zero_hpz_partition_size"
+            wrong = (
+                f'= "auto" is refused with `zero_optimization.{other}`, which says how many devices; keep one of them'
+            )
+            yield "jzero.two_level", wrong
         for name, value in partition:
             if value == 0:
                 yield name, f"must be a number above 0, got {value!r}"
@@ -201,6 +208,12 @@ class TopLevel(Section):
             elif zero.stage and zero.reduce_scatter is not False:
                 advice = f"set `zero_optimization.reduce_scatter` to false or remove it; {_DIVIDED_ANYWAY}"
                 yield name, f"= {value!r} is refused where gradients are scattered: {advice}"
+
+    @property
+    def asks_two_levels(self) -> bool:
+        """Whether the state is to be divided over groups of devices and inside of them."""
+        zero = self.zero_optimization
+        return zero.hpz_group is not None or (zero.stage == 3 and self.jzero.two_level == "auto")
 
     @property
     def precision(self) -> Literal["fp32", "bf16", "fp16"]:

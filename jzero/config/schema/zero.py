@@ -183,7 +183,11 @@ class ZeroConfig(Section):
     mics_shard_size: Annotated[int, whole(-1, LARGEST_32)] = translated(
         -1, "stage 3: devices that share one copy of the state, the `shard` axis of the mesh that jzero makes"
     )
-    zero_hpz_partition_size: Count = no_effect(1, "the backward pass gathers from all shards, with the same numbers")
+    zero_hpz_partition_size: Count = translated(
+        1,
+        "stage 3, above 1: devices of a group, such as a node's: the state is divided over all devices, but parameters "
+        "and gradients cross groups once a step and not in every micro-batch; DeepSpeed's scatters still do",
+    )
     zero_quantized_weights: Switch = no_effect(False, _UNQUANTISED)
     zero_quantized_nontrainable_weights: Switch = no_effect(False, _UNQUANTISED)
     zero_quantized_gradients: Switch = no_effect(
@@ -210,6 +214,11 @@ class ZeroConfig(Section):
         return self.mics_shard_size if self.stage == 3 and self.mics_shard_size > 0 else None
 
     @property
+    def hpz_group(self) -> int | None:
+        """How many devices form a group of two levels, if `zero_hpz_partition_size` says so."""
+        return self.zero_hpz_partition_size if self.stage == 3 and self.zero_hpz_partition_size > 1 else None
+
+    @property
     def offloads_optimizer(self) -> bool:
         """Whether the stage has state to offload, and `offload_optimizer` says to."""
         return self.stage != 0 and self.offload_optimizer is not None and self.offload_optimizer.device != "none"
@@ -231,7 +240,7 @@ class ZeroConfig(Section):
 
     @classmethod
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-        """NVMe is for the optimizer at stage 3, as a whole; MiCS groups have at least one device."""
+        """NVMe is for the optimizer at stage 3, as a whole; groups have at least one device, and one meaning."""
         stage, optimizer = (values.get(name) for name in ("stage", "offload_optimizer"))
         if optimizer and optimizer.device == "nvme" and stage:
             if stage != 3:
@@ -247,6 +256,13 @@ class ZeroConfig(Section):
         group = values.get("mics_shard_size", -1)
         if isinstance(group, int) and group != -1 and group < 1:
             yield "mics_shard_size", f"must be a number of devices, or -1 for all, got {group}"
+        hpz = values.get("zero_hpz_partition_size", 1)
+        if stage == 3 and isinstance(group, int) and isinstance(hpz, int) and group > 0 and hpz > 1:
+            yield (
+                "zero_hpz_partition_size",
+                f"= {hpz} is refused with `mics_shard_size` = {group}: the one divides the state over all devices, the "
+                "other copies it in every group; keep one of them",
+            )
 
     @classmethod
     def modernise(cls, data: dict[str, Json]) -> Iterator[Mapped]:

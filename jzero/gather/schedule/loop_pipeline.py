@@ -10,8 +10,8 @@ that would have to be compiled as well.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,23 @@ from jzero.gather.unit.run import Cotangent, Tree, barrier, instantiated, is_zer
 from jzero.gather.unit.split_vjp import Function, Operands, Shape, SplitVJP, is_inexact, saving_vjp
 from jzero.sharding.collectives import GradReduceConfig
 from jzero.sharding.host_memory import abstract, is_on_host, to_host
+
+
+@dataclass
+class GradSums:
+    """Parameters in whose shard's place, which nobody reads, the sum of their gradients so far is given.
+
+    Gradients of several micro-batches are added to it where they arise: a stack of those of one micro-batch alone would
+    take as much memory as the sum.
+
+    Attributes:
+        leaves: which parameters.
+        added: those of them whose gradient, as traced, is the new sum.
+    """
+
+    leaves: frozenset[int]
+    added: set[int] = field(default_factory=set)
+
 
 Layer: TypeAlias = int | jax.Array
 """The number of a layer."""
@@ -75,7 +92,12 @@ class Body:
 
 
 def pipelined_scan(
-    body: Body, stacks: dict[int, ParamShards], inputs: Inputs, carry: list[jax.Array], grad_reduce: GradReduceConfig
+    body: Body,
+    stacks: dict[int, ParamShards],
+    inputs: Inputs,
+    carry: list[jax.Array],
+    grad_reduce: GradReduceConfig,
+    sums: GradSums | None = None,
 ) -> list[jax.Array]:
     """Runs a loop.
 
@@ -85,6 +107,7 @@ def pipelined_scan(
         inputs: its other inputs.
         carry: its first carry.
         grad_reduce: how gradients travel.
+        sums: what gradients are added to.
 
     Returns:
         The last carry, and the other outputs, stacked.
@@ -96,7 +119,7 @@ def pipelined_scan(
         stacks, inputs, carry = jax.tree.map(lambda x: x.value, operands, is_leaf=is_primal)
         split_vjp = _split_vjp(body, inputs, carry, *moves[1:])
         outs, kept = _forward(body, split_vjp.forward, stacks, inputs, carry)
-        pull = functools.partial(_backward, body, split_vjp, len(carry), grad_reduce)
+        pull = functools.partial(_backward, body, split_vjp, len(carry), grad_reduce, sums)
         return outs, jax.tree_util.Partial(pull, stacks, inputs, kept)
 
     call = jax.custom_vjp(lambda *operands: _forward(body, lambda *x: (body.compute(*x), []), *operands)[0])
@@ -149,6 +172,7 @@ class _State(NamedTuple):
         here: what has been gathered of this layer.
         waiting: gradients of the layer before, whole, in the order of `_Backward.late`.
         stacked: those of all layers, scattered.
+        sums: leaf -> the sum of other gradients of all layers, scattered, over this and earlier micro-batches.
     """
 
     grads_carry: dict[int, jax.Array]
@@ -156,6 +180,7 @@ class _State(NamedTuple):
     here: list[jax.Array]
     waiting: list[jax.Array]
     stacked: list[jax.Array]
+    sums: dict[int, jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +190,7 @@ class _Backward:
     Attributes:
         body, split_vjp, grad_reduce, stacks, inputs: see `_backward`.
         late: see `_late`.
+        adds: the leaves whose gradient is added to what is given in their shard's place.
     """
 
     body: Body
@@ -173,6 +199,7 @@ class _Backward:
     stacks: dict[int, ParamShards]
     inputs: Inputs
     late: list[int]
+    adds: frozenset[int]
 
     @property
     def n_gathered(self) -> int:
@@ -198,19 +225,32 @@ class _Backward:
             {k: jnp.zeros_like(leaves[k]) for k in moving_consts},
             _gathered(self.body, self.stacks, start),
             [jnp.zeros(key.shape.shape, key.shape.dtype) for key in late],
-            [jnp.zeros((self.body.length, *key.placement.shard_shape), key.dtype) for key in late],
+            [self._before(key) for key in late],
+            {leaf: cast(jax.Array, self.stacks[leaf].shard) for leaf in self.adds - {key.leaf for key in late}},
         )
+
+    def _before(self, key: DeferredParam) -> jax.Array:
+        """What the gradients of a parameter are put into, or added to."""
+        if key.leaf in self.adds:
+            return cast(jax.Array, self.stacks[key.leaf].shard)
+        return jnp.zeros((self.body.length, *key.placement.shard_shape), key.dtype)
+
+    def put(self, leaf: int, stacked: jax.Array, grad: jax.Array, i: Layer) -> jax.Array:
+        """Puts the gradient of layer `i` into a stack, or adds it to what is there."""
+        if leaf in self.adds:
+            grad = grad + jax.lax.dynamic_index_in_dim(stacked, i, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(stacked, grad, i, 0)
 
     def scatter_late(self, stacked: list[jax.Array], waiting: list[jax.Array], i: Layer) -> list[jax.Array]:
         """Scatters the gradients of layer `i` that have waited."""
         keys = [self.body.gather_keys[k] for k in self.late]
         scattered = [key.scattered(grad, self.grad_reduce, "scan") for key, grad in zip(keys, waiting, strict=True)]
-        return [jax.lax.dynamic_update_index_in_dim(all_, g, i, 0) for all_, g in zip(stacked, scattered, strict=True)]
+        return [self.put(key.leaf, all_, g, i) for key, all_, g in zip(keys, stacked, scattered, strict=True)]
 
     def iteration(self, state: _State, x: PyTree) -> tuple[_State, PyTree]:
         """One layer: its gradients of what is gathered, and of what is sliced, go out."""
         body, split_vjp, n_gathered = self.body, self.split_vjp, self.n_gathered
-        grads_carry, grads_consts, here, waiting, stacked = state
+        grads_carry, grads_consts, here, waiting, stacked, sums = state
         i, (passed, xs, kept, grads_ys) = x
         following = _gathered(body, self.stacks, body.layer(i, -1))
         sent = following, self.scatter_late(stacked, waiting, body.layer(i, 1))
@@ -227,10 +267,11 @@ class _Backward:
         scattered, waiting = barrier((scattered, waiting))
         hosted = {key.leaf for key in body.gather_keys if key.on_host}
         scattered = {leaf: to_host(g) if leaf in hosted else g for leaf, g in scattered.items()}
+        sums = {leaf: self.put(leaf, total, scattered.pop(leaf), i) for leaf, total in sums.items()}
         sliced = {k - n_gathered: g for k, g in grads.items() if n_gathered <= k < n_gathered + self.n_sliced}
         grads_consts = {k: total + grads[n_gathered + k] for k, total in grads_consts.items()}
         grads_carry = dict(zip(split_vjp.moving_others, moved_carry, strict=True))
-        return _State(grads_carry, grads_consts, sent[0], waiting, sent[1]), (scattered, sliced)
+        return _State(grads_carry, grads_consts, sent[0], waiting, sent[1], sums), (scattered, sliced)
 
 
 def _backward(
@@ -238,6 +279,7 @@ def _backward(
     split_vjp: SplitVJP,
     n_carry: int,
     grad_reduce: GradReduceConfig,
+    sums: GradSums | None,
     stacks: dict[int, ParamShards],
     inputs: Inputs,
     kept: list[jax.Array],
@@ -247,20 +289,32 @@ def _backward(
     if all(is_zero(g) for g in grads_out):
         return None, None, None
     late = _late(body, split_vjp)
-    loop = _Backward(body, split_vjp, grad_reduce, stacks, inputs, late)
+    adds = _adding(body, split_vjp, sums)
+    loop = _Backward(body, split_vjp, grad_reduce, stacks, inputs, late, adds)
     grads_carry = {k: instantiated(grads_out[k], split_vjp.out_shapes[k]) for k in split_vjp.moving_others}
     grads_ys = {k: g for k, g in enumerate(grads_out) if k >= n_carry and not is_zero(g)}
     xs = (inputs.passed, inputs.xs, kept, grads_ys)
     state, (scattered, sliced) = body.scan(loop.iteration, loop.start(grads_carry), xs, backward=True)
     first = body.length - 1 if body.reverse else 0
     at_last = loop.scatter_late(state.stacked, state.waiting, first)
-    scattered |= {body.gather_keys[k].leaf: g for k, g in zip(late, at_last, strict=True)}
+    scattered |= {body.gather_keys[k].leaf: g for k, g in zip(late, at_last, strict=True)} | state.sums
     grads_inputs, treedef = {**sliced, **state.grads_consts}, jax.tree.structure(inputs)
     return (
         {leaf: ParamShards(scattered.get(leaf)) for leaf in stacks},
         treedef.unflatten([grads_inputs.get(k) for k in range(treedef.num_leaves)]),
         [state.grads_carry.get(k) for k in range(n_carry)],
     )
+
+
+def _adding(body: Body, split_vjp: SplitVJP, sums: GradSums | None) -> frozenset[int]:
+    """The leaves whose gradients of this loop are added to the given sums, each in one loop only; notes them."""
+    if sums is None:
+        return frozenset()
+    leaves = [key.leaf for key in body.gather_keys]
+    moving = {leaves[k] for k in split_vjp.moving_full if k < len(leaves) and leaves.count(leaves[k]) == 1}
+    adds = (moving & sums.leaves) - sums.added
+    sums.added |= adds
+    return frozenset(adds)
 
 
 def _late(body: Body, split_vjp: SplitVJP) -> list[int]:

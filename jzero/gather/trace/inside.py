@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 import jax
 
-from jzero.gather.schedule.loop_pipeline import Body, Inputs, pipelined_scan
+from jzero.gather.schedule.loop_pipeline import Body, GradSums, Inputs, pipelined_scan
 from jzero.gather.trace.regions import remat_regions
 from jzero.gather.trace.structural_keys import structural_key
 from jzero.gather.trace.visitor import Data, stacked_operands, walk
@@ -98,14 +98,20 @@ class Inside:
         full = [self.full[key] for key in gather_keys]
         return self.regions[computation](full, [self.arrays[leaf] for leaf in passed], data)
 
-    def loop(self, eqn: Equation, operands: list[Operand], stacked: Mapping[int, DeferredParam]) -> list[jax.Array]:
+    def loop(
+        self,
+        eqn: Equation,
+        operands: list[Operand],
+        stacked: Mapping[int, DeferredParam],
+        sums: GradSums | None = None,
+    ) -> list[jax.Array]:
         """A `scan` that slices the shards of stacked parameters and gathers them in its body, and others before it."""
         scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
         first_x = n_consts + n_carry
         values = [self.arrays[stacked[i].leaf] if i in stacked else self.value(x) for i, x in enumerate(operands)]
         if self.rules.grad_reduce.pipelined and scan.length > 1:
             layers = [stacked[i].layer if i in stacked else cast(jax.Array, x) for i, x in enumerate(values)]
-            if (outs := _pipelined(eqn, layers, values, self.rules)) is not None:
+            if (outs := _pipelined(eqn, layers, values, self.rules, sums)) is not None:
                 return outs
 
         def body(carry: list[jax.Array], xs: list[jax.Array | ParamShards]) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -127,7 +133,11 @@ class Inside:
 
 
 def _pipelined(
-    eqn: Equation, layers: Sequence[Operand], values: Sequence[jax.Array | ParamShards], rules: Rules
+    eqn: Equation,
+    layers: Sequence[Operand],
+    values: Sequence[jax.Array | ParamShards],
+    rules: Rules,
+    sums: GradSums | None,
 ) -> list[jax.Array] | None:
     """Runs a loop as a pipeline, or returns nothing if its body gathers nothing itself, or offloads its inputs.
 
@@ -136,6 +146,7 @@ def _pipelined(
         layers: its operands; of stacked parameters what one iteration sees.
         values: its operands; of stacked parameters their arrays.
         rules: what it runs by.
+        sums: what gradients are added to.
     """
     scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
     program = scan.program
@@ -180,9 +191,8 @@ def _pipelined(
         scan.unroll,
     )
     stacks = {key.leaf: arrays[key.leaf] for key in gather_keys}
-    return pipelined_scan(
-        body, stacks, inputs, cast(list[jax.Array], list(values[n_consts : n_consts + n_carry])), rules.grad_reduce
-    )
+    first = cast(list[jax.Array], list(values[n_consts : n_consts + n_carry]))
+    return pipelined_scan(body, stacks, inputs, first, rules.grad_reduce, sums)
 
 
 def make_unit(eqn: Equation, operands: Sequence[Planned], rules: Rules, known: dict[Hashable, SplitVJP]) -> Unit | None:

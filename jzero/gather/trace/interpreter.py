@@ -13,6 +13,7 @@ from dataclasses import replace
 import jax
 
 from jzero.base.types import Casts, Mask, Params, Placements, PyTree
+from jzero.gather.schedule.loop_pipeline import GradSums
 from jzero.gather.schedule.prefetch import Fence, Limits, look_ahead
 from jzero.gather.trace.inside import Inside, Operand, Planned, Rules, identity_unit, make_unit
 from jzero.gather.trace.visitor import walk
@@ -37,6 +38,7 @@ def gather_at_use(
     wholes: PyTree | None = None,
     ready: PyTree | None = None,
     limits: Limits | None = None,
+    sums: GradSums | None = None,
 ) -> Callable:
     """Turns a function of full parameters into one of sharded parameters, for use inside `shard_map`.
 
@@ -49,6 +51,7 @@ def gather_at_use(
         wholes: the parameters gathered in advance, a pytree like `params`; then only gradients travel, at each use.
         ready: shards cast in advance, a pytree like `params` with None where a leaf was not; they are what travels.
         limits: how far gathers may run ahead and what stays gathered; without, each use gathers for itself alone.
+        sums: parameters in whose shards' place sums of gradients are given, to which loops over layers may add theirs.
 
     Returns:
         `sharded_fn(params_sharded, *args)` with the same results. Differentiated in reverse mode it gathers parameters
@@ -71,7 +74,7 @@ def gather_at_use(
                 DeferredParam(i, name, placement, shard.dtype, cast, in_advance, train, on_host, dtype)
             )
         program, out_shape = trace(fn, treedef.unflatten([x.shape for x in deferred_params]), *args)
-        outs = run(program, [*deferred_params, *jax.tree.leaves(args)], arrays, grad_reduce, limits)
+        outs = run(program, [*deferred_params, *jax.tree.leaves(args)], arrays, grad_reduce, limits, sums)
         return jax.tree.structure(out_shape).unflatten(outs)
 
     return sharded_fn
@@ -83,6 +86,7 @@ def run(
     arrays: Mapping[int, ParamShards],
     grad_reduce: GradReduceConfig,
     limits: Limits | None = None,
+    sums: GradSums | None = None,
     *,
     in_loop: bool = False,
 ) -> list[jax.Array]:
@@ -94,6 +98,7 @@ def run(
         arrays: the arrays of every parameter.
         grad_reduce: how gradients travel.
         limits: see `gather_at_use`.
+        sums: see `gather_at_use`.
         in_loop: whether this is the body of a loop.
 
     Returns:
@@ -109,7 +114,7 @@ def run(
         ]
         plan = _plan(program, operands, grad_reduce, in_loop=in_loop)
     schedules = {} if limits is None else look_ahead(plan.steps, limits)
-    return walk(program, operands, _Run(plan, schedules, arrays, tied=not in_loop))
+    return walk(program, operands, _Run(plan, schedules, arrays, sums, tied=not in_loop))
 
 
 def _run_body(
@@ -183,13 +188,20 @@ class _Run(Inside):
     """The second walk: comes by the same equations in the same order, and runs the units that the first one found."""
 
     def __init__(
-        self, plan: _Plan, schedules: Mapping[int, Schedule], arrays: Mapping[int, ParamShards], *, tied: bool
+        self,
+        plan: _Plan,
+        schedules: Mapping[int, Schedule],
+        arrays: Mapping[int, ParamShards],
+        sums: GradSums | None,
+        *,
+        tied: bool,
     ):
         super().__init__({}, arrays, plan.rules)
         self.units = {i: step for i, step in enumerate(plan.steps) if isinstance(step, Unit)}
         self.found = iter(plan.found)
         self.schedules = schedules
         self.links: dict[Link, jax.Array] = {}
+        self.sums = sums
         self.tied = tied
 
     def use(self, eqn: Equation, operands: list[Operand]) -> list[jax.Array]:
@@ -200,9 +212,17 @@ class _Run(Inside):
         number = next(self.found)
         return super().region(eqn, operands) if number is None else self._unit(number, operands)
 
-    def loop(self, eqn: Equation, operands: list[Operand], stacked: Mapping[int, DeferredParam]) -> list[jax.Array]:
+    def loop(
+        self,
+        eqn: Equation,
+        operands: list[Operand],
+        stacked: Mapping[int, DeferredParam],
+        sums: GradSums | None = None,
+    ) -> list[jax.Array]:
+        del sums
         number = next(self.found)
-        return super().loop(eqn, operands, stacked) if number is None else self._unit(number, operands)
+        # Only a loop that is differentiated as it stands here: what a unit does may be traced once for several.
+        return super().loop(eqn, operands, stacked, self.sums) if number is None else self._unit(number, operands)
 
     def output(self, value: DeferredParam) -> jax.Array:
         number = next(self.found)

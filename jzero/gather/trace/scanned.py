@@ -1,4 +1,4 @@
-"""Finds, in the jaxpr of a function, which dimensions of its parameters a `scan` walks over."""
+"""Finds, in the jaxpr of a function, which dimensions of its parameters a `scan` walks over, and which come first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -8,7 +8,7 @@ import jax
 from jzero.base.types import Params, PyTree
 from jzero.jaxpr import Equation, Program, called_program, interpret, name_of, scan_arity, subprogram, trace
 from jzero.jaxpr.params import permutation
-from jzero.jaxpr.primitives import COPIES, TRANSPOSE, is_cast, is_scan
+from jzero.jaxpr.primitives import COPIES, TRANSPOSE, is_cast, is_scan, rearranges
 
 Dims = tuple[int | None, ...]
 """For each dimension of a value, the dimension of the parameter it came from."""
@@ -40,6 +40,44 @@ def scanned_dims(fn: Callable, params: Params, *args: PyTree) -> Mapping[int, fr
     origins = [(i, tuple(range(len(x.shape)))) for i, x in enumerate(leaves)]
     _walk(program, [*origins, *[None] * (len(program.jaxpr.invars) - len(leaves))], found)
     return found
+
+
+def first_uses(fn: Callable, params: Params, *args: PyTree) -> tuple[int, ...]:
+    """Tells in which order a function first needs its parameters; casts and rearrangements are no uses.
+
+    Args:
+        fn: `fn(params, *args)`.
+        params: pytree of arrays or shapes.
+        *args: further arguments, likewise.
+
+    Returns:
+        The indices of all leaves of `params`, in flattening order; those that are never used come last.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> first_uses(lambda w, x: x @ w["b"].T @ w["a"], {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}, jnp.ones(2))
+        (1, 0)
+    """
+    program, _ = trace(fn, params, *args)
+    n_leaves = len(jax.tree.leaves(params))
+    found: dict[int, None] = {}
+
+    def step(eqn: Equation, inputs: list[int | None]) -> Sequence[int | None]:
+        inner = called_program(eqn)
+        if inner is not None and len(subprogram(inner).jaxpr.invars) == len(inputs):
+            made = walk(inner, inputs)
+            return made if len(made) == len(eqn.outvars) else [None] * len(eqn.outvars)
+        if len(inputs) == 1 and (is_cast(eqn) or rearranges(eqn)):
+            return inputs * len(eqn.outvars)
+        found.update((leaf, None) for leaf in inputs if leaf is not None)
+        return [None] * len(eqn.outvars)
+
+    def walk(program: Program, inputs: Sequence[int | None]) -> list[int | None]:
+        nothing = lambda _: None
+        return interpret(program, inputs, step, literal=nothing, constant=nothing)
+
+    walk(program, [*range(n_leaves), *[None] * (len(subprogram(program).jaxpr.invars) - n_leaves)])
+    return (*found, *(i for i in range(n_leaves) if i not in found))
 
 
 def _walk(program: Program, origins: Sequence[Origin], found: dict[int, frozenset[int]]) -> list[Origin]:

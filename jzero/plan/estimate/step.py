@@ -41,7 +41,7 @@ from jzero.plan.hardware.figures import gpu_figures
 from jzero.plan.hardware.links import Sent
 from jzero.plan.memory_use import MemoryUse
 from jzero.plan.training import Training
-from jzero.sharding.mesh import AXES, platform
+from jzero.sharding.mesh import AXES, n_groups, platform
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional
 from jzero.zero.shapes import Trainable
@@ -173,15 +173,15 @@ def estimate_step(
     return closed_form(abstract_functional(training, n_gpus, gpu))
 
 
-def abstract_functional(training: Training, n_gpus: int, gpu: str = "h100-80g") -> Functional:
+def abstract_functional(training: Training, n_gpus: int, gpu: str = "h100-80g", gpus_per_node: int = 8) -> Functional:
     """The functional layer of `n_gpus` GPUs that not even a compiler knows, for `closed_form`; see `estimate_step`."""
-    group = training.config.zero_optimization.shard_group or n_gpus
-    if n_gpus < 1 or n_gpus % group:
-        raise ConfigError(f"n_gpus is {n_gpus}, which is no multiple of the {group} that share the state.")
+    if n_gpus < 1:
+        raise ConfigError(f"n_gpus is {n_gpus}; it must be at least 1.")
+    groups = n_groups(training.config, n_gpus, gpus_per_node)
     target = gpu_figures(gpu).target
     device = abstract_gpu(None if target is None else target.compute_capability.rstrip("af"))
     types = (AxisType.Auto,) * len(AXES)
-    mesh = AbstractMesh((n_gpus // group, group, 1), AXES, axis_types=types, abstract_device=device)
+    mesh = AbstractMesh((groups, n_gpus // groups, 1), AXES, axis_types=types, abstract_device=device)
     return replace(training, config=training.config.resolve(world=n_gpus)).functional(mesh)
 
 
@@ -267,5 +267,6 @@ def _sent(work: Work) -> tuple[Sent, ...]:
 def _paper(functional: Functional) -> dict[str, float]:
     """The paper's formula, by part."""
     n_params = sum(math.prod(p.shape) for p in jax.tree.leaves(functional.placements.params, is_leaf=is_placement))
-    terms = paper_terms(functional.spec.plan, functional.spec.mesh.shape["shard"])
+    spec = functional.spec
+    terms = paper_terms(spec.plan, spec.mesh.shape["shard"], spec.mesh.shape["replica"] if spec.two_level else 1)
     return {part: term.n_bytes(n_params) for part, term in terms._asdict().items()}

@@ -17,6 +17,7 @@ from jzero.plan.search.setting import Setting
 
 _PARTS = dict(zip(PARTS, ("params", "optim", "grads", "gathered", "activ.", "rest"), strict=True))
 _MOVED = {"nothing": "", "optimizer": " opt", "optimizer and parameters": " opt+par"}
+_GROUPS = {"none": "", "two levels": " two-level", "MiCS": " MiCS"}
 _ATTENTION = {"cudnn": "cuDNN", "blockwise": "blocks", "pallas": "Pallas", "plain": "one product of all scores"}
 _KINDS = {"all-gather": "gather", "reduce-scatter": "scatter", "all-reduce": "reduce"}
 
@@ -53,7 +54,7 @@ def setting_name(setting: Setting, base: Setting) -> str:
     >>> setting_name(Setting(3, "optimizer", 2, 4), Setting(3, "nothing", 8, 1))
     '3 opt micro 2'
     """
-    name = f"{setting.stage}{_MOVED[setting.offload]}"
+    name = f"{setting.stage}{_GROUPS[setting.groups] if setting.stage == 3 else ''}{_MOVED[setting.offload]}"
     if setting.micro_batch != base.micro_batch:
         name += f" micro {setting.micro_batch}"
     return name + " remat" * setting.remat
@@ -84,24 +85,29 @@ def _memory(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _traffic(plan: Plan) -> Iterator[RenderableType]:
-    totals = [n for row in plan.rows for wire in (row.wire.inside, row.wire.across) for n in wire.values()]
+    totals = [sum(wire.values()) for row in plan.rows for wire in (row.wire.inside, row.wire.across)]
     unit, scale = _unit(max([*totals, *(row.host_per_node for row in plan.rows)], default=0))
     kinds = [k for k in KINDS if any(k in (*row.wire.inside, *row.wire.across) for row in plan.rows)]
     several = plan.cluster.n_nodes > 1
     was_compiled, offloads = any(row.compiled for row in plan.rows), any(row.to_device for row in plan.rows)
     table = _table(f"Traffic of one GPU in a step, and host memory, {unit}")
-    columns = [*[_KINDS.get(kind, kind) for kind in kinds], *["overlap"] * was_compiled]
+    links = ["in node", "network"] * several
+    columns = [*[_KINDS.get(kind, kind) for kind in kinds], *links, *["overlap"] * was_compiled]
     for heading in (*columns, *["PCIe in|out", "host/node"] * offloads):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in plan.rows:
-        pairs = [(row.wire.inside.get(k, 0), row.wire.across.get(k, 0)) for k in kinds]
-        cells = [_both(pair if several else pair[:1], scale) for pair in pairs]
+        totals = [row.wire.inside.get(k, 0) + row.wire.across.get(k, 0) for k in kinds]
+        if several:
+            totals += [sum(link.values()) for link in (row.wire.inside, row.wire.across)]
+        cells = [_number(n / scale) for n in totals]
         share = [f"{row.compiled.overlapped_share:.0%}" if row.compiled else ""] * was_compiled
         taken = _number(row.host_per_node / scale)
         taken = f"[red]{taken}[/]" if row.host_headroom < 0 else taken
         host = [_both((row.to_device, row.to_host), scale), taken] * offloads
         _add(table, plan, row, [*cells, *share, *host])
-    notes = ["gather, scatter, reduce: sent within the node|to other nodes."] if several else []
+    notes = ["in node, network: of what is sent, to GPUs of the node and to other nodes."] if several else []
+    if several and any(row.setting.groups != "none" for row in plan.rows):
+        notes.append("two-level: zero_hpz_partition_size; MiCS: mics_shard_size.")
     if was_compiled:
         notes.append("overlap: share of the bytes that travels beside products, as compiled.")
     yield table

@@ -27,6 +27,8 @@ _GLOSSARY = {
     "room": "What the peak leaves of the usable memory. Negative: the setting does not fit.",
     "paper": "The ZeRO paper's formula for model states: 16 bytes a parameter with Adam, without activations.",
     "gather, scatter, reduce": "Bytes that one GPU sends in a step, by collective.",
+    "in node, network": "The same bytes by link: to GPUs of its own node, over NVLink or PCIe, and to other nodes.",
+    "two-level, MiCS": "Groups of GPUs, such as nodes: the state divided over all, or copied in every group.",
     "host/node": "Host memory that offloaded state and gradients take, for all GPUs of a node.",
 }
 

@@ -70,7 +70,7 @@ def setting_name(setting: Setting, base: Setting) -> str:
         >>> setting_name(Setting(3, "optimizer and parameters", 2, 2, remat=True), base)
         'stage 3, optimizer + parameters on host, micro 2, remat'
     """
-    words = [f"stage {setting.stage}"]
+    words = [f"stage {setting.stage}{setting.in_groups}"]
     if setting.offload != "nothing":
         words.append(f"{setting.offload.replace('and', '+')} on host")
     if setting.micro_batch != base.micro_batch:

@@ -1,4 +1,4 @@
-"""The plan of a run on a cluster: every stage and what it can offload, side by side, and which of them to take."""
+"""The plan of a run on a cluster: every stage, what it can offload and share in groups, and which of them to take."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +185,7 @@ def plan(
 def _planned(planner: _Planner, stages: Sequence[int], paths: Collection[str], *, compile_all: bool) -> Plan:
     """Works out every setting of some stages, and what is cheapest of them."""
     rows, base = planner.rows, planner.base
-    table = list(settings(base, stages))
+    table = list(settings(base, stages, planner.run.group))
     for setting in table:
         row = planner.estimate(setting)
         if row is not None and compile_all:

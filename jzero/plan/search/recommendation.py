@@ -42,8 +42,8 @@ Cost = tuple[float, ...]
 def cost(row: Row) -> Cost:
     """What settings are ordered by: the estimated time per sample, and simplicity where that ties.
 
-    Of settings that are as fast as each other the lower stage comes first, then less offloading and the larger
-    micro-batch.
+    Of settings that are as fast as each other the lower stage comes first, then the one without groups, then less
+    offloading and the larger micro-batch.
 
     Args:
         row: what counts is its time by the closed form, which all rows have.
@@ -52,7 +52,8 @@ def cost(row: Row) -> Cost:
     n_samples = setting.micro_batch * setting.accumulation * row.cluster.n_gpus
     offloaded = ("nothing", "optimizer", "optimizer and parameters").index(setting.offload)
     speed = round(math.log(row.closed_form_time.middle / n_samples) / math.log1p(SAME_SPEED))
-    return speed, offloaded > 0, setting.stage, offloaded, -setting.micro_batch
+    grouped = ("none", "two levels", "MiCS").index(setting.groups)
+    return speed, offloaded > 0, setting.stage, grouped, offloaded, -setting.micro_batch
 
 
 def costs(rows: Mapping[Setting, Row]) -> Mapping[Setting, Cost]:
@@ -180,7 +181,20 @@ def recommend(
             )
     else:
         why = "Nothing that was asked for is faster."
-    return Recommendation(setting, f"Take {setting}{_batch(setting, base)}: {took}. {why}", tuple(advice))
+    reason = f"Take {setting}{_batch(setting, base)}: {took}. {why}{_over_the_network(chosen, rows)}"
+    return Recommendation(setting, reason, tuple(advice))
+
+
+def _over_the_network(chosen: Row, rows: Sequence[Row]) -> str:
+    """What the chosen setting sends to other nodes, beside what it would with other groups; empty without others."""
+    alike = replace(chosen.setting, groups="none", group=1)
+    others = [row for row in rows if replace(row.setting, groups="none", group=1) == alike and row is not chosen]
+    others = [row for row in others if row.setting != chosen.setting]
+    if not others or chosen.setting.stage != 3:
+        return ""
+    sent = lambda row: format_bytes(sum(row.wire.across.values()))
+    took = lambda row: f"{row.setting} {sent(row)} ({format_bytes(row.peak)} of memory)"
+    return f" Each GPU sends {sent(chosen)} to other nodes in a step, {' and '.join(map(took, others))}."
 
 
 def _batch(setting: Setting, base: Setting) -> str:

@@ -19,8 +19,9 @@ from jzero.plan.estimate.step import abstract_functional
 from jzero.plan.garbage import collection_put_off
 from jzero.plan.hardware.cluster import Cluster
 from jzero.plan.search.row import Row, closed_form_row, compiled_part
-from jzero.plan.search.setting import Setting, with_setting
+from jzero.plan.search.setting import Groups, Setting, with_setting
 from jzero.plan.training import Training
+from jzero.sharding.mesh import n_groups
 from jzero.zero.shapes import Trainable
 
 _CLUSTER = {"gpu": "h100-80g", "n_gpus": 8, "gpus_per_node": 8, "network": "", "host_memory": None}
@@ -69,6 +70,13 @@ class RunOptions(ClusterOptions):
     hidden_size: NotRequired[int | None]
 
 
+class _Grouped(TypedDict, total=False):
+    """What a `Setting` says of groups."""
+
+    groups: Groups
+    group: int
+
+
 @dataclass(frozen=True)
 class Workload:
     """A run on a cluster.
@@ -108,13 +116,30 @@ class Workload:
             "optimizer and parameters" if zero.offloads_optimizer and zero.offloads_params else offload,
             resolved.train_micro_batch_size_per_gpu,
             resolved.gradient_accumulation_steps,
+            **self._groups(resolved),
         )
+
+    @property
+    def group(self) -> int:
+        """GPUs of the groups to look at: as the configuration says, or a node's; 1 where that is all of them."""
+        zero = self.config.zero_optimization
+        group = zero.shard_group or zero.hpz_group or self.cluster.gpus_per_node
+        return group if group < self.cluster.n_gpus and self.cluster.n_nodes > 1 else 1
+
+    def _groups(self, config: Config) -> _Grouped:
+        """What the configuration says of groups, where there are several."""
+        zero, n_gpus = config.zero_optimization, self.cluster.n_gpus
+        groups = n_groups(config, n_gpus, self.cluster.gpus_per_node)
+        if groups == 1:
+            return {}
+        return {"groups": "MiCS" if zero.shard_group else "two levels", "group": n_gpus // groups}
 
     @collection_put_off()
     def estimate(self, setting: Setting, *, batch: bool) -> Row:
         """The closed form's row; `batch` says whether the setting has another batch than the configuration."""
-        functional = abstract_functional(self._with(setting, batch), self.cluster.n_gpus, self.cluster.gpu)
-        return closed_form_row(setting, self.cluster, functional)
+        cluster = self.cluster
+        functional = abstract_functional(self._with(setting, batch), cluster.n_gpus, cluster.gpu, cluster.gpus_per_node)
+        return closed_form_row(setting, cluster, functional)
 
     def compile(self, row: Row, *, batch: bool) -> Row:
         """The same row with the compiled program's figures.

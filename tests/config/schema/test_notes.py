@@ -44,7 +44,6 @@ def test_what_only_changes_speed_memory_or_reports_is_accepted_with_a_reason(key
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("zero_hpz_partition_size", 8),
         ("zero_quantized_weights", True),
         ("zero_quantized_gradients", True),
         ("zeropp_loco_param", {"err_beta": 0.9}),

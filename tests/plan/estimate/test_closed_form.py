@@ -235,7 +235,9 @@ def test_it_is_shown(at_stage_3):
 def test_gpus_that_do_not_fit_are_one_sentence():
     sections = {"zero_optimization": {"stage": 3, "mics_shard_size": 4}}
     assert estimate_step(**net(3, 8, **sections)).parameters > estimate_step(**net(3, 8)).parameters
-    with pytest.raises(jzero.ConfigError, match="n_gpus is 6, which is no multiple of the 4 that share the state"):
+    with pytest.raises(
+        jzero.ConfigError, match=r"`zero_optimization.mics_shard_size` = 4 does not divide the 6 devices"
+    ):
         estimate_step(**net(3, 6, **sections))
 
 

@@ -26,6 +26,9 @@ COMMANDS = {
         "plan_command",
         "Show what each ZeRO stage would hold and send on a cluster, and which setting to take. Needs no GPU.",
     ),
+    "tokenize": LazyCommand(
+        "jzero.cli.tokenize", "tokenize_command", "Make a token file of text, JSON lines or parquet, to train on."
+    ),
     "doctor": LazyCommand(
         "jzero.cli.doctor", "doctor_command", "Show what this machine has for training, and what is wrong with it."
     ),

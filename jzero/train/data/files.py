@@ -55,7 +55,7 @@ def stdlib_files() -> list[NamedFile]:
     return sorted(found, key=lambda file: file.draw)
 
 
-def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
+def glob_files(patterns: Sequence[str], base: Path, what: str = "data.files") -> list[NamedFile]:
     """The files that match any of some globs, each once.
 
     A file is named relative to the part of the pattern that has no wildcards, so that its name is the same wherever the
@@ -65,6 +65,7 @@ def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
         patterns: globs relative to `base`, or absolute; `**` crosses folders. The path of a file stands for that file,
             even if it has characters that a glob reads otherwise.
         base: the folder of the run file.
+        what: gives the patterns, for messages.
 
     Raises:
         ConfigError: for a pattern that matches no file.
@@ -75,9 +76,9 @@ def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
         try:
             matches = [root / glob] if (root / glob).is_file() else [path for path in root.glob(glob) if path.is_file()]
         except (ValueError, IndexError, NotImplementedError, OSError) as error:  # "**x", "", "/"
-            raise ConfigError(f"data.files: {pattern!r} is no glob ({error}).") from None
+            raise ConfigError(f"{what}: {pattern!r} is no glob ({error}).") from None
         if not matches:
-            raise ConfigError(f"data.files: no file matches {pattern!r} in {base.resolve()}.")
+            raise ConfigError(f"{what}: no file matches {pattern!r} in {base.resolve()}.")
         for name, path in sorted((path.relative_to(root).as_posix(), path) for path in matches):
             found.setdefault(os.path.abspath(path), NamedFile(name, path))
     return sorted(found.values(), key=lambda file: file.draw)  # files of one name stay in the order of the patterns

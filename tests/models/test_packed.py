@@ -1,0 +1,79 @@
+"""Packed rows: documents do not see each other, and what counts is what the batch says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jzero.errors import ModelError
+from jzero.models import GPT, LSTM, GPTConfig, GPTLinen, Llama, LlamaConfig, LSTMConfig, next_token_loss
+
+SIZES = {"vocab_size": 64, "seq_len": 12, "d_model": 16, "n_layer": 2, "n_head": 2}
+MODELS = {
+    "gpt": lambda: GPT(GPTConfig(**SIZES), rngs=nnx.Rngs(0)),
+    "gpt, scanned, remat": lambda: GPT(GPTConfig(**SIZES, scan_layers=True, remat=True), rngs=nnx.Rngs(0)),
+    "linen": lambda: _bound(GPTLinen(GPTConfig(**SIZES))),
+    "linen, scanned, remat": lambda: _bound(GPTLinen(GPTConfig(**SIZES, scan_layers=True, remat=True))),
+    "llama": lambda: Llama(LlamaConfig(**SIZES, n_kv_head=1, d_ff=16), rngs=nnx.Rngs(0)),
+    "llama, scanned": lambda: Llama(LlamaConfig(**SIZES, d_ff=16, scan_layers=True), rngs=nnx.Rngs(0)),
+}
+FIRST, SECOND = [5, 9, 3, 7, 1], [2, 8, 6, 4, 11, 10]
+
+
+def _bound(model: GPTLinen) -> GPTLinen:
+    return model.bind(model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
+
+
+def row(*documents: list[int], length: int = 13) -> dict[str, jax.Array]:
+    fields = {
+        "tokens": [t for ids in documents for t in ids],
+        "segment_ids": [n for n, ids in enumerate(documents, 1) for _ in ids],
+        "positions": [p for ids in documents for p in range(len(ids))],
+        "loss_mask": [1 for ids in documents for _ in ids],
+    }
+    return {name: jnp.asarray([[*x, *[0] * (length - len(x))]], jnp.int32) for name, x in fields.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_document_is_as_if_it_were_alone(name):
+    model = MODELS[name]()
+    inputs = lambda batch: {key: batch[key] for key in ("segment_ids", "positions")}
+    logits = lambda batch: np.asarray(
+        model(batch["tokens"][:, :12], **{k: v[:, :12] for k, v in inputs(batch).items()})
+    )
+    packed, changed = logits(row(FIRST, SECOND)), logits(row([7, 7, 7, 7, 7], SECOND))
+    np.testing.assert_array_equal(packed[0, 5:11], changed[0, 5:11])  # to the bit
+    assert not (packed[0, :5] == changed[0, :5]).all()
+    alone = np.asarray(model(jnp.asarray([SECOND])))
+    np.testing.assert_allclose(packed[0, 5:11], alone[0], atol=2e-6)
+    loss, one, two = (next_token_loss(model, row(*documents)) for documents in ((FIRST, SECOND), (FIRST,), (SECOND,)))
+    assert [float(x.weight) for x in (loss, one, two)] == [9, 4, 5]
+    np.testing.assert_allclose(loss.total, one.total + two.total, rtol=1e-5)
+
+
+def test_what_is_masked_has_neither_loss_nor_gradient():
+    model = MODELS["llama"]()
+    batch = row(FIRST)
+    batch["loss_mask"] = jnp.asarray([[0, 0, 0, 1, 1, *[0] * 8]])
+    other = {**batch, "tokens": batch["tokens"].at[0, 5:].set(9)}  # padding may hold anything
+    assert float(next_token_loss(model, batch).weight) == 2
+    value = lambda batch: nnx.value_and_grad(lambda m: next_token_loss(m, batch).total)(model)
+    (one, grads), (two, others) = value(batch), value(other)
+    assert float(one) == float(two)
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(grads), nnx.to_pure_dict(others))
+
+
+def test_all_that_count_are_as_many_as_without_a_mask():
+    model, tokens = MODELS["gpt"](), jnp.arange(26).reshape(2, 13)
+    loss = next_token_loss(model, {"tokens": tokens, "loss_mask": jnp.ones_like(tokens)})
+    np.testing.assert_allclose(loss.total / loss.weight, next_token_loss(model, {"tokens": tokens}), rtol=1e-6)
+    uniform = lambda tokens, **_: jnp.zeros((*tokens.shape, 64))
+    np.testing.assert_allclose(next_token_loss(uniform, row(FIRST)).total, 4 * np.log(64), rtol=1e-6)
+
+
+def test_a_model_that_knows_no_documents_is_a_sentence():
+    lstm = LSTM(LSTMConfig(vocab_size=64, d_model=8, n_layer=1), rngs=nnx.Rngs(0))
+    for model, name in ((lstm, "LSTM"), (lambda tokens: tokens, "function")):
+        with pytest.raises(ModelError, match=f"segment_ids and positions, for rows of several documents, which {name}"):
+            next_token_loss(model, row(FIRST))

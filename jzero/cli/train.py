@@ -48,7 +48,8 @@ def train_command(
     A run file is a JSON object with four parts:
 
     - `model`: the family and its sizes, such as `{"family": "gpt", "d_model": 128, ...}`, or `{"size": "gpt2"}`
-    - `data`: the text; the Python standard library's source, or your own files by glob
+    - `data`: the text; the Python standard library's source, or your own files by glob: text, JSON lines, or token
+      files that `jzero tokenize` made
     - `training_arguments`: named as in Hugging Face: `learning_rate`, `max_steps`, `eval_steps`, ...
     - `deepspeed`: a DeepSpeed configuration, or the path of one; `"auto"` is filled from `training_arguments`
 
@@ -71,6 +72,10 @@ def train_command(
         # on your own text
         jzero train configs/demo.json data.source=text 'data.files=["/my/**/*.txt"]' \
             training_arguments.output_dir=runs/mine --devices 8
+
+        # on a token file, which `jzero tokenize` made
+        jzero train configs/demo.json data.source=tokens 'data.files=["my.tokens"]' model.vocab_size=32000 \
+            training_arguments.output_dir=runs/tokens --devices 8
 
         # Ctrl-C stops after the current step and saves; go on from there
         jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
@@ -130,7 +135,7 @@ def _closing(result: Result) -> str:
     """The last lines of a run."""
     ended = "Interrupted" if result.interrupted else "Done"
     loss = result.metrics.get("validation_loss")
-    reached = "" if loss is None else f", validation loss {loss:.3f} nats per byte"
+    reached = "" if loss is None else f", validation loss {loss:.3f} nats per {result.unit}"
     lines = [
         f"{ended} after step {result.step} in {result.seconds:.0f} s{reached}.",
         f"Checkpoint {result.checkpoint}, metrics {result.checkpoint.parent / 'metrics.jsonl'}.",

@@ -29,7 +29,7 @@ class GroupedQueryAttention(nnx.Module):
         self.v = linear(d, d_kv, 0.02, rngs, use_bias=False)
         self.proj = linear(d, d, config.residual_std, rngs, use_bias=False)
 
-    def __call__(self, x: jax.Array, documents: ops.Documents = ops.Documents()) -> jax.Array:
+    def __call__(self, x: jax.Array, documents: ops.Documents = ops.ONE_DOCUMENT) -> jax.Array:
         segment_ids, positions = documents
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.d_head) for y in (self.q(x), self.k(x), self.v(x)))
         q, k = ops.rotate(q, self.theta, positions), ops.rotate(k, self.theta, positions)
@@ -58,7 +58,7 @@ class LlamaBlock(nnx.Module):
         self.norm_2 = RMSNorm(config.d_model, config.norm_epsilon)
         self.mlp = SwiGLU(config, rngs=rngs)
 
-    def __call__(self, x: jax.Array, documents: ops.Documents = ops.Documents()) -> jax.Array:
+    def __call__(self, x: jax.Array, documents: ops.Documents = ops.ONE_DOCUMENT) -> jax.Array:
         x = x + self.attn(self.norm_1(x), documents)
         return x + self.mlp(self.norm_2(x))
 

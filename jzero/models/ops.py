@@ -28,6 +28,9 @@ class Documents(NamedTuple):
     positions: jax.Array | None = None
 
 
+ONE_DOCUMENT = Documents()
+"""Those of rows that are not packed."""
+
 Output: TypeAlias = Callable[[jax.Array, jax.Array, HeadLayout], jax.Array]
 """What a decoder does at its end with hidden states, the output layer's weights and their layout; see `logits`."""
 

@@ -4,8 +4,10 @@ The metrics of a step are read while the next one already runs, so the devices n
 """
 
 import functools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import jax
@@ -16,7 +18,8 @@ from jzero.checkpoint import Checkpoints
 from jzero.config import RunConfig
 from jzero.engine import Engine
 from jzero.sharding.mesh import n_data_shards
-from jzero.train.data import Corpus, Windows
+from jzero.train.data import Corpus
+from jzero.train.data.prefetch import Prefetch
 from jzero.train.monitor import MetricWriter
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
@@ -48,7 +51,7 @@ class Run:
         """What decides the order of the text and the schedule."""
         text, seed = self.corpus.train, self.config.training_arguments.seed
         rows = self.engine.config.train_batch_size
-        return Facts(rows, text.seq_len, seed, self.corpus.fingerprint, self.n_steps)
+        return Facts(rows, text.seq_len, seed, self.corpus.fingerprint, self.n_steps, text.n_windows)
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Loop:
     watchdog: Watchdog
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
-    _unread: dict[str, jax.Array | int] | None = None
+    _unread: dict[str, jax.Array | float] | None = None
     _clock: float | None = None
     _seconds: float | None = None
     _evaluated_at: int = -1
@@ -72,6 +75,16 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.step = self.start.step
+        self._batches: Iterator[dict[str, np.ndarray]] = iter(())
+
+    @contextmanager
+    def prefetching(self) -> Iterator[None]:
+        """Within it, a thread makes the next batches while the devices work."""
+        text, first = self.run.corpus.train, self.next_batch
+        part = {"part": jax.process_index(), "n_parts": jax.process_count()}
+        make = lambda number: text.batch(first + number, self._rows, **part)
+        with Prefetch(make, self.run.n_steps - self.step) as self._batches:
+            yield
 
     @property
     def next_batch(self) -> int:
@@ -81,12 +94,14 @@ class Loop:
         """Starts a step, then reads the metrics of the one before it; returns whether time asks for a save."""
         self.watchdog.step = self.step + 1
         self.watchdog.enter("waiting for a batch")
-        batch = self._batch(self.run.corpus.train, self.next_batch, self._rows)
+        began = time.monotonic()
+        batch = next(self._batches)
+        waited = time.monotonic() - began
         self.watchdog.enter("starting the step or waiting for the one before")
         metrics = self.run.engine.train_batch(batch)
         self.read()
         self.step += 1
-        self._unread = {**metrics, "step": self.step}
+        self._unread = {**metrics, "step": self.step, "data_seconds": waited}
         self.checkpoints.tick()
         self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
         flags.begun()
@@ -122,19 +137,21 @@ class Loop:
         engine, text = self.run.engine, self.run.corpus.validation
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
         n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
-        losses, save = [], False
+        losses, weights, save = [], [], False
         self._clock = None
         self.watchdog.unlimited()  # the first one is compiled
         for i in range(n_batches):
             if i or self._evaluated_at >= 0:
                 self.watchdog.enter("evaluating")
             jax.block_until_ready(losses[-1:])  # while nothing waits for the next one
-            losses.append(engine.eval_batch(self._batch(text, i, rows))["loss"])
+            batch = text.batch(i, rows)
+            weights.append(n_targets(batch))
+            losses.append(engine.eval_batch(self._own(batch, rows))["loss"])
             self.stopped, due = flags.poll(False)
             save |= due
             if self.stopped:
                 return save
-        self._write(self.step, {"validation_loss": float(np.mean(jax.device_get(losses)))})
+        self._write(self.step, {"validation_loss": _mean(jax.device_get(losses), weights)})
         self._evaluated_at = self.step
         return save
 
@@ -161,8 +178,10 @@ class Loop:
     def _rows(self) -> int:
         return self.run.engine.config.train_batch_size
 
-    def _batch(self, text: Windows, index: int, rows: int) -> dict[str, np.ndarray]:
-        return text.batch(index, rows, part=jax.process_index(), n_parts=jax.process_count())
+    def _own(self, batch: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """This process's part of a batch that it has whole."""
+        own = rows // jax.process_count()
+        return {name: x[jax.process_index() * own :][:own] for name, x in batch.items()}
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         self.latest |= metrics
@@ -177,3 +196,27 @@ class Loop:
             if not self._metrics_lost:
                 self.log(f"Metrics cannot be written: {error.strerror}; training goes on.")
             self._metrics_lost = True
+
+
+def n_targets(batch: dict[str, np.ndarray]) -> int:
+    """How many tokens of a batch are predicted and count, as `next_token_loss` counts them.
+
+    Example:
+        >>> n_targets({"tokens": np.zeros((2, 9))})
+        16
+        >>> segment_ids, loss_mask = np.array([[1, 1, 2, 2]]), np.ones((1, 4))
+        >>> n_targets({"tokens": np.zeros((1, 4)), "segment_ids": segment_ids, "loss_mask": loss_mask})
+        2
+    """
+    if "loss_mask" not in batch:
+        return batch["tokens"][:, 1:].size
+    segments, counts = batch["segment_ids"], batch["loss_mask"][:, 1:]
+    return int((counts * (segments[:, 1:] == segments[:, :-1]) * (segments[:, 1:] != 0)).sum())
+
+
+def _mean(losses: Sequence[float], weights: Sequence[int]) -> float:
+    """The mean over all tokens that count; a batch without any has no say."""
+    kept = [number for number, weight in enumerate(weights) if weight]
+    if not kept:
+        return math.nan
+    return float(np.average([losses[number] for number in kept], weights=[weights[number] for number in kept]))

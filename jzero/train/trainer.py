@@ -20,7 +20,8 @@ from jzero import models
 from jzero.base.terminal import escape
 from jzero.base.types import Json
 from jzero.checkpoint import Checkpoints, read_header
-from jzero.config import Config, RunConfig, TrainingArguments
+from jzero.config import Config, DataConfig, RunConfig, TrainingArguments
+from jzero.config.schema.data import BYTES
 from jzero.config.show.display import config_view
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
@@ -30,7 +31,7 @@ from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
 from jzero.train.compile_cache import use_compile_cache
-from jzero.train.data import VOCAB_SIZE, load_corpus
+from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
 from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start
@@ -49,6 +50,7 @@ class Result:
         interrupted: stopped before `n_steps`.
         seconds: from the first step's compilation to the end.
         signal: the number of the signal that stopped it, or 0.
+        unit: what the loss is per.
     """
 
     step: int
@@ -57,6 +59,7 @@ class Result:
     interrupted: bool
     seconds: float
     signal: int = 0
+    unit: str = "byte"
 
 
 def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None) -> Run:
@@ -73,6 +76,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     agree({**facts_of_process(), **_what_decides(config)})
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
+    _check_reads(model, corpus)
     agree({"the text's fingerprint": corpus.fingerprint} if jax.process_count() > 1 else {})
     known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
     facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
@@ -101,7 +105,7 @@ def _what_decides(config: RunConfig) -> dict[str, Json]:
     """What a run file must say to all processes alike. Globs may differ: the text they find is compared."""
     return {
         "model": dict(config.model),
-        "data": config.data.model_dump(mode="json", exclude={"files"}),
+        "data": config.data.model_dump(mode="json", exclude={"files": True, "mixture": {"__all__": {"files"}}}),
         "training_arguments": config.training_arguments.model_dump(mode="json", warnings=False),
         "deepspeed": config.deepspeed.model_dump(mode="json", exclude_none=True, warnings=False),
     }
@@ -122,11 +126,26 @@ def language_model(config: RunConfig) -> models.BuiltModel:
             f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "
             "choose a family of language models, such as gpt."
         )
-    if model.vocab_size < VOCAB_SIZE:
+    if model.vocab_size < VOCAB_SIZE and all(part.source in BYTES for part in config.data.parts):
         raise ConfigError(f"model.vocab_size is {model.vocab_size}; byte tokens need at least {VOCAB_SIZE}.")
     if model.seq_len is not None and config.data.seq_len > model.seq_len:
         raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
     return model
+
+
+def _check_reads(model: models.BuiltModel, corpus: Corpus) -> None:
+    assert model.vocab_size is not None, "a language model"
+    if model.vocab_size < corpus.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {model.vocab_size}; the tokenizer of data has {corpus.vocab_size} tokens, and the "
+            "model needs at least as many."
+        )
+    if corpus.full and not model.packs:
+        raise ConfigError(
+            "this model reads a row from its start to its end, and data has rows in which documents are kept apart, or "
+            'not every token counts; choose a family such as gpt or llama, or text with `packing`: "concatenate" and '
+            "without `document_mask`."
+        )
 
 
 def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingArguments:
@@ -144,14 +163,14 @@ def describe(run: Run, console: Console) -> None:
     for name, text in {
         "mesh": f"{axes}: {len(devices)} {kind} device{'s' * (len(devices) > 1)}",
         "model": ", ".join(f"{key} {value}" for key, value in run.config.model.items()),
-        "text": f"{run.config.data.source}, {corpus.train.n_windows:,} training and {corpus.validation.n_windows:,} "
-        f"validation windows of {corpus.train.seq_len} bytes",
+        "text": f"{_named(run.config.data)}, {corpus.train.n_windows:,} training and {corpus.validation.n_windows:,} "
+        f"validation windows of {corpus.train.seq_len} {corpus.unit}",
         "batch": f"{config.train_batch_size} windows = {config.train_micro_batch_size_per_gpu} a device"
         f" x {config.gradient_accumulation_steps} micro-batches x {n_data_shards(engine.mesh)} data shards",
         "run": f"{run.n_steps:,} steps in {config.precision}, ZeRO stage {engine.stage_plan.stage}",
     }.items():
         console.print(f"[bold]{name:>6}[/bold]  {escape(text)}", highlight=False)
-    for note in engine.config.notes:
+    for note in (*corpus.notes, *engine.config.notes):
         console.print(f"[bold]  note[/bold]  {escape(note)}", highlight=False)
     if config.dump_state is True:
         console.print()
@@ -159,6 +178,12 @@ def describe(run: Run, console: Console) -> None:
     console.print()
     console.print(memory_table(engine))
     console.print()
+
+
+def _named(data: DataConfig) -> str:
+    if data.mixture is None:
+        return data.source
+    return " and ".join(f"{part.weight:g} of {part.source}" for part in data.mixture)
 
 
 class Begin(TypedDict, total=False):
@@ -216,7 +241,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
-        with interrupts(engine.mesh, log) as flags, watchdog:
+        with interrupts(engine.mesh, log) as flags, watchdog, loop.prefetching():
             while loop.step < run.n_steps and not loop.stopped:
                 due = loop.take_step(flags)
                 if arguments.eval_steps and loop.step % arguments.eval_steps == 0 and not loop.stopped:
@@ -225,7 +250,8 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
                     loop.save()
             loop.finish(flags)
     seconds = time.monotonic() - began
-    return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
+    ended = loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped
+    return Result(*ended, run.corpus.unit.removesuffix("s"))
 
 
 def _log(console: Console | None, sentence: str) -> None:

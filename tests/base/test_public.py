@@ -36,7 +36,7 @@ PUBLIC = {
         plan read_program""",
     "jzero.plan.render": "memory_bars memory_over_time report_html timeline_figure",
     "jzero.schedules": "Momentum build_momentum build_schedule hf_schedule",
-    "jzero.train.data": "Corpus VOCAB_SIZE Windows load_corpus",
+    "jzero.train.data": "Batches Corpus Mixture VOCAB_SIZE Windows load_corpus",
     "jzero.train.monitor": "ConsoleView JsonLines MetricWriter event_writers",
 }
 NAMES = [(package, name) for package, names in PUBLIC.items() for name in names.split()]

@@ -38,10 +38,11 @@ def row(*documents: list[int], length: int = 13) -> dict[str, jax.Array]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_is_as_if_it_were_alone(name):
     model = MODELS[name]()
-    inputs = lambda batch: {key: batch[key] for key in ("segment_ids", "positions")}
-    logits = lambda batch: np.asarray(
-        model(batch["tokens"][:, :12], **{k: v[:, :12] for k, v in inputs(batch).items()})
-    )
+
+    def logits(batch):
+        documents = {key: batch[key][:, :12] for key in ("segment_ids", "positions")}
+        return np.asarray(model(batch["tokens"][:, :12], **documents))
+
     packed, changed = logits(row(FIRST, SECOND)), logits(row([7, 7, 7, 7, 7], SECOND))
     np.testing.assert_array_equal(packed[0, 5:11], changed[0, 5:11])  # to the bit
     assert not (packed[0, :5] == changed[0, :5]).all()

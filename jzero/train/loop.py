@@ -13,21 +13,19 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jzero.base.types import Json
+from jzero.base.types import Batch, Json
 from jzero.checkpoint import Checkpoints
 from jzero.config import RunConfig
 from jzero.engine import Engine
 from jzero.sharding.mesh import n_data_shards
 from jzero.train.data import Corpus
 from jzero.train.data.prefetch import Prefetch
+from jzero.train.feed import CorpusFeed, Feed
 from jzero.train.monitor import MetricWriter
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
 from jzero.train.signals import Interrupts
 from jzero.train.watchdog import SAVE_PATIENCE, Watchdog
-
-VALIDATION_WINDOWS = 256
-"""An evaluation reads about this many windows of the validation text, the same ones every time."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +34,26 @@ class Run:
 
     Attributes:
         engine: holds the model.
-        corpus: the text.
+        corpus: the text, or another feed of batches.
         n_steps: optimizer steps of the whole run.
         config: the run file.
     """
 
     engine: Engine
-    corpus: Corpus
+    corpus: Corpus | Feed
     n_steps: int
     config: RunConfig
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        """Its batches."""
+        return CorpusFeed(self.corpus) if isinstance(self.corpus, Corpus) else self.corpus
 
     @property
     def facts(self) -> Facts:
         """What decides the order of the text and the schedule."""
-        text, seed = self.corpus.train, self.config.training_arguments.seed
-        rows = self.engine.config.train_batch_size
-        return Facts(rows, text.seq_len, seed, self.corpus.fingerprint, self.n_steps, text.n_windows)
+        seed, rows = self.config.training_arguments.seed, self.engine.config.train_batch_size
+        return self.feed.facts(rows, seed, self.n_steps)
 
 
 @dataclass
@@ -75,14 +77,13 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.step = self.start.step
-        self._batches: Iterator[dict[str, np.ndarray]] = iter(())
+        self._batches: Iterator[Batch] = iter(())
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
         """Within it, a thread makes the next batches while the devices work."""
-        text, first = self.run.corpus.train, self.next_batch
-        part = {"part": jax.process_index(), "n_parts": jax.process_count()}
-        make = lambda number: text.batch(first + number, self._rows, **part)
+        first = self.next_batch
+        make = lambda number: self.run.feed.batch(first + number, self._rows)
         with Prefetch(make, self.run.n_steps - self.step) as self._batches:
             yield
 
@@ -121,7 +122,10 @@ class Loop:
         if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
             took = now - self._clock
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
-            metrics["tokens_per_second"] = self._rows * self.run.corpus.train.seq_len / self._seconds
+            seq_len = self.run.feed.seq_len
+            metrics["tokens_per_second" if seq_len else "samples_per_second"] = (
+                self._rows * (seq_len or 1) / self._seconds
+            )
         self._clock = now
         self.watchdog.begin(self._seconds or 0.0)
         self.watchdog.enter("between two steps")
@@ -134,24 +138,23 @@ class Loop:
             Whether time asks for a save.
         """
         self.read()
-        engine, text = self.run.engine, self.run.corpus.validation
+        engine = self.run.engine
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
-        n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
         losses, weights, save = [], [], False
         self._clock = None
         self.watchdog.unlimited()  # the first one is compiled
-        for i in range(n_batches):
-            if i or self._evaluated_at >= 0:
+        for batch, weight in self.run.feed.validation(rows):
+            if losses or self._evaluated_at >= 0:
                 self.watchdog.enter("evaluating")
             jax.block_until_ready(losses[-1:])  # while nothing waits for the next one
-            batch = text.batch(i, rows)
-            weights.append(n_targets(batch))
-            losses.append(engine.eval_batch(self._own(batch, rows))["loss"])
+            losses.append(engine.eval_batch(batch)["loss"])
+            weights.append(weight)
             self.stopped, due = flags.poll(False)
             save |= due
             if self.stopped:
                 return save
-        self._write(self.step, {"validation_loss": _mean(jax.device_get(losses), weights)})
+        if losses:
+            self._write(self.step, {"validation_loss": _mean(jax.device_get(losses), weights)})
         self._evaluated_at = self.step
         return save
 
@@ -161,6 +164,7 @@ class Loop:
         self.watchdog.enter("saving", patience=SAVE_PATIENCE)
         facts: dict[str, Json] = {"run": self.start.run, "next_batch": self.next_batch, **self.run.facts._asdict()}
         facts |= {"learning_rate": next_rate(self.run.engine), "model": dict(self.run.config.model)}
+        facts |= self.run.feed.position(self.next_batch)
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
@@ -178,11 +182,6 @@ class Loop:
     def _rows(self) -> int:
         return self.run.engine.config.train_batch_size
 
-    def _own(self, batch: dict[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
-        """This process's part of a batch that it has whole."""
-        own = rows // jax.process_count()
-        return {name: x[jax.process_index() * own :][:own] for name, x in batch.items()}
-
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         self.latest |= metrics
         for writer in self.writers:
@@ -198,23 +197,7 @@ class Loop:
             self._metrics_lost = True
 
 
-def n_targets(batch: dict[str, np.ndarray]) -> int:
-    """How many tokens of a batch are predicted and count, as `next_token_loss` counts them.
-
-    Example:
-        >>> n_targets({"tokens": np.zeros((2, 9))})
-        16
-        >>> segment_ids, loss_mask = np.array([[1, 1, 2, 2]]), np.ones((1, 4))
-        >>> n_targets({"tokens": np.zeros((1, 4)), "segment_ids": segment_ids, "loss_mask": loss_mask})
-        2
-    """
-    if "loss_mask" not in batch:
-        return batch["tokens"][:, 1:].size
-    segments, counts = batch["segment_ids"], batch["loss_mask"][:, 1:]
-    return int((counts * (segments[:, 1:] == segments[:, :-1]) * (segments[:, 1:] != 0)).sum())
-
-
-def _mean(losses: Sequence[float], weights: Sequence[int]) -> float:
+def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
     """The mean over all tokens that count; a batch without any has no say."""
     kept = [number for number, weight in enumerate(weights) if weight]
     if not kept:

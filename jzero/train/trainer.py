@@ -157,6 +157,7 @@ def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingAr
 def describe(run: Run, console: Console) -> None:
     """Prints what will be trained, on what, and what each device holds."""
     engine, config, corpus = run.engine, run.engine.config, run.corpus
+    assert isinstance(corpus, Corpus), "that of a run file"
     devices = engine.mesh.devices.ravel()
     kind = "simulated CPU" if devices[0].platform == "cpu" else devices[0].device_kind
     axes = " x ".join(f"{name} {size}" for name, size in engine.mesh.shape.items())
@@ -233,6 +234,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         if weights is not None and start.checkpoint is None:
             agree({f"the newest checkpoint of {weights}": read_header(weights)[0].name})
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
+        run.feed.go_on(start.saved, start.next_batch, log)
         if jax.process_index() == 0:
             claim(checkpoints.folder, start, log, overwrite=overwrite)
         writers = _writers(run, start, console)
@@ -251,7 +253,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
             loop.finish(flags)
     seconds = time.monotonic() - began
     ended = loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped
-    return Result(*ended, run.corpus.unit.removesuffix("s"))
+    return Result(*ended, run.feed.unit)
 
 
 def _log(console: Console | None, sentence: str) -> None:

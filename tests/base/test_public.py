@@ -14,7 +14,7 @@ import jzero
 PUBLIC = {
     "jzero": """BatchError CheckpointError Checkpoints Config ConfigError DamagedCheckpointError Engine Functional
         JzeroError LaunchError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState
-        all_gather attention attention_with_lse axis_index cross_entropy functional initialize
+        all_gather attention attention_with_lse axis_index cross_entropy fit functional initialize
         initialize_from_environment make_mesh plan psum remat simulate_devices""",
     "jzero.checkpoint": "Checkpoints Saving Selection load load_newest read_header save",
     "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments

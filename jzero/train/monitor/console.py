@@ -20,6 +20,7 @@ _FORMATS = {
     "loss_scale": "loss scale {:g}",
     "skipped_steps": "skipped {:.0f}",
     "tokens_per_second": "{:,.0f} tok/s",
+    "samples_per_second": "{:,.1f} samples/s",
 }
 
 

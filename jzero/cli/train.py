@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jzero.base.terminal import escape, printable
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import RunConfig, load_run
+from jzero.config import RunConfig, TrainingArguments, load_run
 from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.launch.failure import RESTART_STATUS
@@ -90,7 +90,7 @@ def train_command(
         if devices is not None:
             simulate_devices(devices)
         config = _join(run_file, overrides or [])
-        chosen = "auto" if resume == Path("auto") else resume
+        chosen = "auto" if resume == Path("auto") else resume or _named_by(config.training_arguments)
         result = _train(config, run_file, resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
@@ -99,6 +99,12 @@ def train_command(
         raise typer.Exit(status) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
+
+
+def _named_by(arguments: TrainingArguments) -> Path | None:
+    """The checkpoint that the run file itself goes on from."""
+    named = arguments.resume_from_checkpoint
+    return Path(arguments.output_dir) if named is True else Path(named) if named else None
 
 
 _TELLING_SECONDS = 60.0

@@ -22,6 +22,7 @@ from jzero.train.data import Corpus
 from jzero.train.data.prefetch import Prefetch
 from jzero.train.feed import CorpusFeed, Feed
 from jzero.train.monitor import MetricWriter
+from jzero.train.patience import Patience
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
 from jzero.train.signals import Interrupts
@@ -78,6 +79,9 @@ class Loop:
     def __post_init__(self) -> None:
         self.step = self.start.step
         self._batches: Iterator[Batch] = iter(())
+        arguments = self.run.config.training_arguments
+        limits = arguments.early_stopping_patience, arguments.early_stopping_threshold
+        self.patience = Patience.of(self.start.saved.get("early_stopping"), *limits)
 
     @contextmanager
     def prefetching(self) -> Iterator[None]:
@@ -86,6 +90,11 @@ class Loop:
         make = lambda number: self.run.feed.batch(first + number, self._rows)
         with Prefetch(make, self.run.n_steps - self.step) as self._batches:
             yield
+
+    @property
+    def enough(self) -> bool:
+        """Whether the validation loss has not fallen for too long."""
+        return self.patience.is_over
 
     @property
     def next_batch(self) -> int:
@@ -154,7 +163,12 @@ class Loop:
             if self.stopped:
                 return save
         if losses:
-            self._write(self.step, {"validation_loss": _mean(jax.device_get(losses), weights)})
+            loss = _mean(jax.device_get(losses), weights)
+            self._write(self.step, {"validation_loss": loss})
+            if self.patience.heard(loss):
+                self.log(
+                    f"The validation loss has not fallen for {self.patience.waited} evaluations: the run ends here."
+                )
         self._evaluated_at = self.step
         return save
 
@@ -165,6 +179,8 @@ class Loop:
         facts: dict[str, Json] = {"run": self.start.run, "next_batch": self.next_batch, **self.run.facts._asdict()}
         facts |= {"learning_rate": next_rate(self.run.engine), "model": dict(self.run.config.model)}
         facts |= self.run.feed.position(self.next_batch)
+        if self.patience.limit is not None and math.isfinite(self.patience.best):
+            facts["early_stopping"] = {"best": self.patience.best, "waited": self.patience.waited}
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 

@@ -34,9 +34,13 @@ from jzero.train.compile_cache import use_compile_cache
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
 from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
+from jzero.train.monitor.events import TensorBoardEvents
 from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start
 from jzero.train.signals import interrupts
 from jzero.train.watchdog import Watchdog
+
+REMATERIALISED = ("gpt", "llama", "vit")
+"""The families whose sizes have `remat`."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,9 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     what = {"model": model.factory, "loss_fn": model.loss_fn, "sample_batch": corpus.train.batch(0, rows)}
     given = resolve_auto(config.deepspeed, mesh=mesh, **what, **known)
     mesh = mesh_for(given) if mesh is None else mesh
-    n_steps = arguments.max_steps
+    n_steps, per_epoch = arguments.max_steps, max(1, corpus.train.n_windows // rows)
     if n_steps < 1:
-        n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
+        n_steps = math.ceil(arguments.num_train_epochs * per_epoch)
     deepspeed = given.resolve(**facts, num_training_steps=n_steps, partly=False)
     has_schedule = deepspeed.scheduler is not None and deepspeed.scheduler.type is not None
     use_compile_cache(deepspeed, Path(arguments.output_dir), mesh)
@@ -98,7 +102,8 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         mesh=mesh,
         seed=arguments.seed,
     )
-    return Run(engine, corpus, n_steps, config)
+    in_steps = config.model_copy(update={"training_arguments": arguments.with_steps(per_epoch)})
+    return Run(engine, corpus, n_steps, in_steps)
 
 
 def _what_decides(config: RunConfig) -> dict[str, Json]:
@@ -120,7 +125,7 @@ def language_model(config: RunConfig) -> models.BuiltModel:
     Raises:
         ConfigError: no such model, or one that cannot read the run file's text.
     """
-    model = models.build(config.model)
+    model = models.build(_with_remat(config))
     if model.vocab_size is None:
         raise ConfigError(
             f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "
@@ -131,6 +136,19 @@ def language_model(config: RunConfig) -> models.BuiltModel:
     if model.seq_len is not None and config.data.seq_len > model.seq_len:
         raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
     return model
+
+
+def _with_remat(config: RunConfig) -> Mapping[str, Json]:
+    """The model's sizes, rematerialised if the arguments ask for it and the model says nothing of it."""
+    sizes = models.with_size(config.model)
+    if not config.training_arguments.gradient_checkpointing or "remat" in sizes:
+        return sizes
+    if sizes.get("family") not in REMATERIALISED:
+        raise ConfigError(
+            f"training_arguments.gradient_checkpointing: a model of the family {sizes.get('family')!r} has no blocks "
+            "to rematerialise; set it to false."
+        )
+    return {**sizes, "remat": True}
 
 
 def _check_reads(model: models.BuiltModel, corpus: Corpus) -> None:
@@ -244,7 +262,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
         with interrupts(engine.mesh, log) as flags, watchdog, loop.prefetching():
-            while loop.step < run.n_steps and not loop.stopped:
+            while loop.step < run.n_steps and not loop.stopped and not loop.enough:
                 due = loop.take_step(flags)
                 if arguments.eval_steps and loop.step % arguments.eval_steps == 0 and not loop.stopped:
                     due |= loop.evaluate(flags)
@@ -252,7 +270,8 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
                     loop.save()
             loop.finish(flags)
     seconds = time.monotonic() - began
-    ended = loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped
+    interrupted = loop.step < run.n_steps and not loop.enough
+    ended = loop.step, loop.latest, checkpoints.path(loop.step), interrupted, seconds, loop.stopped
     return Result(*ended, run.feed.unit)
 
 
@@ -287,8 +306,15 @@ def _writers(run: Run, start: Start, console: Console | None) -> list[MetricWrit
     except OSError as error:
         raise ConfigError(f"training_arguments.output_dir: cannot write {file}: {error.strerror}.") from None
     writers += event_writers(config, file.parent, resume_at=resume_at)
+    if arguments.report_to and not (config.tensorboard and config.tensorboard.enabled is True):
+        folder = Path(arguments.logging_dir or file.parent / "tensorboard")
+        try:
+            writers.append(TensorBoardEvents(folder, config.train_batch_size, resume_at=resume_at))
+        except OSError as error:
+            raise ConfigError(f"training_arguments.logging_dir: cannot write {folder}: {error.strerror}.") from None
     if console is not None:
         given = "logging_steps" in arguments.model_fields_set
         every = arguments.logging_steps if given else config.steps_per_print or arguments.logging_steps
-        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every))
+        first = arguments.logging_first_step
+        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every, first=first))
     return writers

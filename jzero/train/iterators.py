@@ -6,6 +6,7 @@ iterators have them, or `state_dict` and `load_state_dict`. Any other iterator i
 
 import base64
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.console import Console
 from jzero.base.types import Batch, Json
 from jzero.config import RunConfig, TrainingArguments
 from jzero.config.schema.building import build
+from jzero.config.schema.section import Trace
 from jzero.engine import Engine
 from jzero.errors import CheckpointError, ConfigError
 from jzero.train.feed import Log, Weighted, n_targets
@@ -26,11 +28,19 @@ from jzero.train.loop import Run
 from jzero.train.position import Facts
 from jzero.train.trainer import Begin, Result, train
 
-HERE = (
-    *("output_dir", "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "save_total_limit"),
-    "seed",
+HERE = frozenset(
+    {
+        *("output_dir", "max_steps", "num_train_epochs", "seed", "save_total_limit", "resume_from_checkpoint"),
+        *("logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "report_to"),
+        *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
+        *("early_stopping_patience", "early_stopping_threshold", "metric_for_best_model"),
+    }
 )
 """The arguments that `fit` honours; the others decide what an engine is."""
+
+STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
+
+_log = logging.getLogger("jzero")
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
@@ -64,8 +74,8 @@ def fit(
         batches: of this process, as `Engine.train_batch` takes them: a `grain` dataset or loader, any other iterable,
             which is gone through again and again, or an iterator, which must last for the run.
         arguments: Hugging Face's names: `output_dir`, `max_steps` (or `num_train_epochs`, of an iterable that has a
-            length), `logging_steps`, `eval_steps`, `save_steps`, `save_total_limit` and `seed`. Others are refused, as
-            the engine has been made without them.
+            length), `seed`, and those that say when to log, evaluate, save and stop. Others are refused, as the engine
+            has been made without them.
         validation: batches to evaluate on, gone through anew each time.
         **options: how it begins and what it shows, see `Options`.
 
@@ -89,31 +99,45 @@ def fit(
         8
     """
     if not isinstance(arguments, TrainingArguments):
-        arguments = build(TrainingArguments, arguments, file="arguments")
+        trace = Trace()
+        arguments = build(TrainingArguments, arguments, file="arguments", trace=trace)
+        for note in trace.notes:
+            _log.info("arguments: %s", note)
     if others := sorted(arguments.model_fields_set - {*HERE, "lr_scheduler_kwargs"}):
         raise ConfigError(
             f"arguments: {', '.join(others)} would have no effect, as the engine is made: give them to "
             "jzero.initialize, in its DeepSpeed configuration."
         )
-    feed = GivenFeed(batches, validation)
+    feed, per_epoch = GivenFeed(batches, validation), _length(batches)
+    n_steps = _n_steps(per_epoch, arguments)
+    arguments = arguments.with_steps(per_epoch or n_steps)
     config = RunConfig.model_construct(model={}, training_arguments=arguments, deepspeed=engine.config)
-    run = Run(engine, feed, _n_steps(batches, arguments), config)
-    resume = options.get("resume")
+    run = Run(engine, feed, n_steps, config)
+    named = arguments.resume_from_checkpoint
+    resume = options.get("resume") or (arguments.output_dir if named is True else named or None)
     start = None if resume is None else "auto" if resume == "auto" else Path(resume)
     begin = Begin(resume=start, overwrite=options.get("overwrite", False))
     return train(run, console=options.get("console"), **begin)
 
 
-def _n_steps(batches: Iterable[Batch], arguments: TrainingArguments) -> int:
-    if arguments.max_steps > 0:
-        return arguments.max_steps
+def _length(batches: Iterable[Batch]) -> int | None:
+    """How many batches an epoch has, if the iterable says."""
     try:
-        length = len(batches)  # type: ignore[arg-type]
+        return len(batches)  # type: ignore[arg-type]
     except TypeError:
+        return None
+
+
+def _n_steps(per_epoch: int | None, arguments: TrainingArguments) -> int:
+    by_epochs = [name for name in STRATEGIES if getattr(arguments, name) == "epoch"]
+    if per_epoch is None and (by_epochs or arguments.max_steps < 1):
+        missing = f'{by_epochs[0]} is "epoch"' if by_epochs else "max_steps is missing"
         raise ConfigError(
-            "arguments: max_steps is missing, and nobody knows how many batches an epoch of this iterable has."
-        ) from None
-    return max(1, math.ceil(arguments.num_train_epochs * length))
+            f"arguments: {missing}, and nobody knows how many batches an epoch of this iterable has; say it in steps."
+        )
+    if per_epoch is None or arguments.max_steps > 0:
+        return arguments.max_steps
+    return max(1, math.ceil(arguments.num_train_epochs * per_epoch))
 
 
 class GivenFeed:

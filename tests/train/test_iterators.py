@@ -72,14 +72,18 @@ def test_a_resumed_run_is_the_same_run(made, tmp_path, kind):
     assert (result.step, result.unit, iterator.read) == (8, "row", 8 if kind == "none" else 4)
 
 
-def test_iterables_begin_again_and_are_validated_on(made, tmp_path):
-    arguments = {"output_dir": str(tmp_path), "num_train_epochs": 1.5, "eval_steps": 4}
+def test_iterables_begin_again_and_are_validated_on(made, tmp_path, caplog):
+    caplog.set_level("INFO", "jzero")
+    arguments = {"output_dir": str(tmp_path), "num_train_epochs": 1.5, "eval_strategy": "epoch", "torch_compile": True}
     result = jzero.fit(made(), BATCHES, arguments, validation=BATCHES[:2])
     assert result.step == 8
-    assert list(losses(tmp_path, "validation_loss")) == [4, 8]
+    assert "`torch_compile` has no effect here" in caplog.text
+    assert list(losses(tmp_path, "validation_loss")) == [5, 8]
     model = made()
     expected = np.mean([float(model.eval_batch(batch)["loss"]) for batch in BATCHES[:2]])
-    assert losses(tmp_path, "validation_loss")[4] < expected
+    assert losses(tmp_path, "validation_loss")[5] < expected
+    stopped = {**arguments, "early_stopping_patience": 1, "early_stopping_threshold": 100, "max_steps": 50}
+    assert jzero.fit(made(), BATCHES, stopped, validation=BATCHES[:2], overwrite=True).step == 10
 
 
 def test_a_state_is_that_of_the_batch_that_comes_next_whatever_was_made_ahead():
@@ -98,6 +102,7 @@ def test_what_does_not_fit_is_a_sentence(made, tmp_path):
         (iter(BATCHES), {"max_steps": 9}, r"the iterator of batches ended after 5 batches, before the run does"),
         ([], {"max_steps": 9}, r"the iterator of batches ended after 0 batches"),
         (iter(BATCHES), {}, "max_steps is missing, and nobody knows how many"),
+        (iter(BATCHES), {"max_steps": 4, "save_strategy": "epoch"}, 'save_strategy is "epoch", and nobody knows how'),
         (BATCHES, {"learning_rate": 0.1}, "arguments: learning_rate would have no effect, as the engine is made"),
         (BATCHES, {"max_step": 1}, "unknown key `max_step`; did you mean `max_steps`?"),
     ):

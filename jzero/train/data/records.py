@@ -19,6 +19,9 @@ PIECE = 2**18
 """A text comes in pieces of about so many characters, cut before a line."""
 
 _MOST_LINE = 2**28
+_TAILS = (2**12, 2**16)
+"""How much of the end of a long text is looked at for a place to cut."""
+
 _ROWS = 1000
 _INSTRUCTIONS = ({"messages"}, {"prompt", "completion"})
 
@@ -119,9 +122,12 @@ def cut(text: str) -> int:
         >>> cut("one two\nthree\n    four"), cut("one two"), cut("one")
         (8, 3, 3)
     """
-    line = max((m.start() for m in re.finditer(r"(?<=\S\n)\w", text)), default=0)
-    blank = max((m.start() for m in re.finditer(r"(?<=\S) (?=\S)", text[-4096:])), default=0)
-    return line or (len(text) - len(text[-4096:]) + blank if blank else len(text))
+    for pattern in (r"(?<=\S\n)\w", r"(?<=\S) (?=\S)"):
+        for length in _TAILS:
+            tail = text[-length:]
+            if at := max((found.start() for found in re.finditer(pattern, tail)), default=0):
+                return len(text) - len(tail) + at
+    return len(text)
 
 
 def _of_record(record: Json, how: Records, where: str) -> Iterator[Piece]:

@@ -19,14 +19,22 @@ _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>",
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-class _Encoding(Protocol):
+class Encoding(Protocol):
+    """What is used of `tokenizers.Encoding`."""
+
     ids: list[int]
+
+
+def ids_of(encoding: Encoding) -> np.ndarray:
+    """The ids of a text: `uint32[length]`."""
+    ids = encoding.ids
+    return np.fromiter(ids, np.uint32, len(ids))
 
 
 class _Library(Protocol):
     """What is used of `tokenizers.Tokenizer`."""
 
-    def encode_batch_fast(self, input: list[str], add_special_tokens: bool) -> list[_Encoding]: ...
+    def encode_batch_fast(self, input: list[str], add_special_tokens: bool) -> list[Encoding]: ...
     def get_vocab(self, with_added_tokens: bool) -> dict[str, int]: ...
     def no_truncation(self) -> None: ...
     def no_padding(self) -> None: ...
@@ -113,8 +121,11 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of some texts, each by itself: `uint32[length]`."""
-        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.fromiter(ids := encoding.ids, np.uint32, len(ids)) for encoding in encodings]
+        return [ids_of(encoding) for encoding in self.encodings(texts)]
+
+    def encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        """What the library makes of some texts, on all cores and without Python's lock."""
+        return self._library.encode_batch_fast(list(texts), add_special_tokens=False)
 
     @property
     def marks_beginnings(self) -> bool:

@@ -15,7 +15,7 @@ from jzero.errors import ConfigError
 from jzero.train.data.chat import ChatTemplate
 from jzero.train.data.records import Piece, Records, first_record, is_instruction, pieces_of
 from jzero.train.data.token_file import Head, TokenWriter
-from jzero.train.data.tokenizer import Tokenizer
+from jzero.train.data.tokenizer import Encoding, Tokenizer, ids_of
 
 BATCH_CHARACTERS, BATCH_PIECES = 2**22, 4096
 """A batch is full when it has either of these."""
@@ -83,9 +83,9 @@ def tokenize_files(
     facts = {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "tokenizer": tokenizer.sha256}
     with TokenWriter(out, **facts, counted=counted) as writer:
         assembly = _Assembly(writer, tokenizer.eos)
-        for number, batch, ids in _encoded(tokenizer, _batches(documents())):
-            for piece, its_ids in zip(batch, ids, strict=True):
-                assembly.add(piece, its_ids)
+        for number, batch, encodings in _encoded(tokenizer, _batches(documents())):
+            for piece, encoding in zip(batch, encodings, strict=True):
+                assembly.add(piece, ids_of(encoding))
             progress(number, writer.n_tokens, writer.n_documents)
         head = writer.finish()
     progress(len(files), head.n_tokens, head.n_documents)
@@ -143,12 +143,12 @@ def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[_Numbered]:
         yield number, batch
 
 
-def _encoded(tokenizer: Tokenizer, batches: Iterable[_Numbered]) -> Iterator[tuple[int, list[Piece], list[np.ndarray]]]:
-    """The ids of each batch; the next one is encoded meanwhile."""
+def _encoded(tokenizer: Tokenizer, batches: Iterable[_Numbered]) -> Iterator[tuple[int, list[Piece], list[Encoding]]]:
+    """What the library makes of each batch; it makes that of the next one meanwhile."""
     with ThreadPoolExecutor(1) as encoder:
-        before: tuple[_Numbered, Future[list[np.ndarray]]] | None = None
+        before: tuple[_Numbered, Future[list[Encoding]]] | None = None
         for number, batch in batches:
-            future = encoder.submit(tokenizer.encode, [piece.text for piece in batch])
+            future = encoder.submit(tokenizer.encodings, [piece.text for piece in batch])
             if before is not None:
                 yield *before[0], before[1].result()
             before = (number, batch), future

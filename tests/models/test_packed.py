@@ -52,6 +52,8 @@ def test_a_document_is_as_if_it_were_alone(name):
     loss, one, two = (loss_of(row(*documents)) for documents in ((FIRST, SECOND), (FIRST,), (SECOND,)))
     assert [float(x.weight) for x in (loss, one, two)] == [9, 4, 5]
     np.testing.assert_allclose(loss.total, one.total + two.total, rtol=1e-5)
+    of_second = lambda first: {**row(first, SECOND), "loss_mask": (row(FIRST, SECOND)["segment_ids"] == 2).astype(int)}
+    assert float(loss_of(of_second(FIRST)).total) == float(loss_of(of_second([7, 7, 7, 7, 7])).total)
 
 
 def test_what_is_masked_has_neither_loss_nor_gradient():

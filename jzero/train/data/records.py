@@ -193,7 +193,7 @@ def _parquet(path: Path) -> Iterator[Json]:
     try:
         with parquet.ParquetFile(path, memory_map=True) as file:
             yield from _rows(file.iter_batches(batch_size=_ROWS))
-    except (OSError, ValueError) as error:  # what pyarrow raises are these
+    except _ARROW as error:
         raise ConfigError(f"{path} cannot be read as parquet: {why(error)}.") from None
 
 
@@ -228,9 +228,12 @@ def _rows_of_dataset(folder: Path) -> Iterator[Json]:
         try:
             with arrow.memory_map(str(file)) as source, arrow.ipc.open_stream(source) as stream:
                 yield from _rows(stream)
-        except (OSError, ValueError) as error:
+        except _ARROW as error:
             raise ConfigError(f"{file} cannot be read as Arrow: {why(error)}.") from None
 
+
+_ARROW = (OSError, ValueError, NotImplementedError, KeyError, TypeError)
+"""What pyarrow's errors are."""
 
 _READERS: Mapping[str, Callable[[Path], Iterator[Json]]] = {
     ".jsonl": _json_lines,

@@ -54,6 +54,7 @@ def test_a_run_that_learns_nothing_ends_early(tmp_path):
     assert "step     3  loss" not in text
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-6"]
     assert len(list((tmp_path / "out" / "tensorboard").iterdir())) == 1
+    assert train(run, resume="auto").step == 6  # started again, it ends where it had ended
 
 
 def test_rematerialisation_is_asked_for_by_its_other_name():

@@ -30,6 +30,8 @@ from jzero.config.schema.scalars import (
 from jzero.config.schema.section import Section, SectionType
 from jzero.config.schema.verdicts import honoured, refused, verdict
 
+_OPTIMIZER = "another optimizer, and what it takes, is the section `optimizer` of the part `deepspeed`"
+
 Strategy = Annotated[str, choice("no", "steps", "epoch")]
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused")
 Optimizers = Annotated[str, choice("adamw", **dict.fromkeys(_ADAMW, "adamw"))]
@@ -131,12 +133,18 @@ class TrainingArguments(Section):
     push_to_hub: Switch = refused(False, "nothing is pushed to a hub; `jzero export` writes the weights")
     eval_on_start: Switch = refused(False, "a run begins with a step")
     eval_delay: NonNegative = refused(0.0, "evaluations begin with the first that is due")
+    adafactor: Switch = refused(False, _OPTIMIZER)
+    optim_args: Anything = refused(None, _OPTIMIZER)
+    optim_target_modules: Anything = refused(None, _OPTIMIZER)
     deepspeed: Anything = refused(None, "it is the part `deepspeed` of the run file")
     fsdp: Anything = refused(None, "ZeRO stage 3 of the part `deepspeed` does it")
+    fsdp_min_num_params: Anything = refused(0, "ZeRO stage 3 of the part `deepspeed` does it")
+    fsdp_transformer_layer_cls_to_wrap: Anything = refused(None, "ZeRO stage 3 of the part `deepspeed` does it")
     fsdp_config: Anything = refused(None, "ZeRO stage 3 of the part `deepspeed` does it")
     parallelism_config: Anything = refused(None, "devices are laid out by the part `deepspeed`")
 
     aliases: ClassVar[Mapping[str, str]] = {
+        "activation_checkpointing": "gradient_checkpointing",
         "evaluation_strategy": "eval_strategy",
         "per_gpu_train_batch_size": "per_device_train_batch_size",
     }

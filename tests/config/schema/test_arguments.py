@@ -53,6 +53,10 @@ def test_names_of_today_and_of_before():
     )
     assert (arguments.optim, arguments.report_to, arguments.resume_from_checkpoint) == ("adamw", ("tensorboard",), True)
     assert arguments.per_device_train_batch_size == 3
+    assert read(activation_checkpointing=True).gradient_checkpointing
+    assert "`adafactor` = True is refused: another optimizer" in str(
+        pytest.raises(ConfigError, read, adafactor=True).value
+    )
     assert read(report_to="none").report_to == read(report_to=[]).report_to == ()
     assert read(metric_for_best_model="eval_loss", push_to_hub=False, fsdp="", deepspeed=None).fsdp == ""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jzero.sharding.batch_wide import all_gather, axis_index, psum
     from jzero.sharding.mesh import make_mesh, simulate_devices
     from jzero.start import functional, initialize
+    from jzero.train.iterators import fit
     from jzero.zero.build import Functional
     from jzero.zero.state import TrainState
 else:
@@ -50,6 +51,7 @@ else:
             "jzero.sharding.batch_wide": ("all_gather", "axis_index", "psum"),
             "jzero.sharding.mesh": ("make_mesh", "simulate_devices"),
             "jzero.start": ("functional", "initialize"),
+            "jzero.train.iterators": ("fit",),
             "jzero.zero.build": ("Functional",),
             "jzero.zero.state": ("TrainState",),
         },
@@ -78,6 +80,7 @@ __all__ = [
     "attention_with_lse",
     "axis_index",
     "cross_entropy",
+    "fit",
     "functional",
     "initialize",
     "initialize_from_environment",

@@ -14,6 +14,7 @@ from jzero.cli.exits import EXIT_BAD_INPUT
 from jzero.config import Config, TrainingArguments, load_run
 from jzero.config.resolve.world import World, candidate_worlds
 from jzero.config.schema.building import build
+from jzero.config.schema.section import Trace
 from jzero.config.show.display import config_object, config_view
 from jzero.config.sources.load import read_object
 from jzero.errors import ConfigError, JzeroError
@@ -81,7 +82,10 @@ def _load(file: Path, arguments_file: Path | None, world: int | None) -> tuple[C
     else:
         config = Config.load(file)
     if arguments_file is not None:
-        arguments = build(TrainingArguments, read_object(arguments_file), file=str(arguments_file))
+        trace = Trace()
+        arguments = build(TrainingArguments, read_object(arguments_file), file=str(arguments_file), trace=trace)
+        for note in trace.notes:
+            config = config.replaced({}, note=f"{arguments_file}: {note}")
     worlds = [World(world, "were given")] if world else candidate_worlds(config)
     known = {"training_arguments": arguments, "hidden_size": hidden_size}
     for candidate in worlds:

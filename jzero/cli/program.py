@@ -29,6 +29,9 @@ COMMANDS = {
     "flops": LazyCommand(
         "jzero.cli.flops", "flops_command", "Count the floating-point operations of a training step. Needs no GPU."
     ),
+    "tokenize": LazyCommand(
+        "jzero.cli.tokenize", "tokenize_command", "Make a token file of text, JSON lines or parquet, to train on."
+    ),
     "doctor": LazyCommand(
         "jzero.cli.doctor", "doctor_command", "Show what this machine has for training, and what is wrong with it."
     ),

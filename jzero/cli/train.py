@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jzero.base.terminal import escape, printable
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
-from jzero.config import RunConfig, load_run
+from jzero.config import RunConfig, TrainingArguments, load_run
 from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
 from jzero.launch.failure import RESTART_STATUS
@@ -48,7 +48,8 @@ def train_command(
     A run file is a JSON object with four parts:
 
     - `model`: the family and its sizes, such as `{"family": "gpt", "d_model": 128, ...}`, or `{"size": "gpt2"}`
-    - `data`: the text; the Python standard library's source, or your own files by glob
+    - `data`: the text; the Python standard library's source, or your own files by glob: text, JSON lines, or token
+      files that `jzero tokenize` made
     - `training_arguments`: named as in Hugging Face: `learning_rate`, `max_steps`, `eval_steps`, ...
     - `deepspeed`: a DeepSpeed configuration, or the path of one; `"auto"` is filled from `training_arguments`
 
@@ -72,6 +73,10 @@ def train_command(
         jzero train configs/demo.json data.source=text 'data.files=["/my/**/*.txt"]' \
             training_arguments.output_dir=runs/mine --devices 8
 
+        # on a token file, which `jzero tokenize` made
+        jzero train configs/demo.json data.source=tokens 'data.files=["my.tokens"]' model.vocab_size=32000 \
+            training_arguments.output_dir=runs/tokens --devices 8
+
         # Ctrl-C stops after the current step and saves; go on from there
         jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
 
@@ -85,7 +90,7 @@ def train_command(
         if devices is not None:
             simulate_devices(devices)
         config = _join(run_file, overrides or [])
-        chosen = "auto" if resume == Path("auto") else resume
+        chosen = "auto" if resume == Path("auto") else resume or _named_by(config.training_arguments)
         result = _train(config, run_file, resume=chosen, weights=weights, overwrite=overwrite)
     except JzeroError as error:
         typer.echo(f"error: {printable(str(error))}", err=True)
@@ -94,6 +99,12 @@ def train_command(
         raise typer.Exit(status) from None
     if result.interrupted:
         raise typer.Exit(EXIT_SIGNAL + result.signal)
+
+
+def _named_by(arguments: TrainingArguments) -> Path | None:
+    """The checkpoint that the run file itself goes on from."""
+    named = arguments.resume_from_checkpoint
+    return Path(arguments.output_dir) if named is True else Path(named) if named else None
 
 
 _TELLING_SECONDS = 60.0
@@ -130,7 +141,7 @@ def _closing(result: Result) -> str:
     """The last lines of a run."""
     ended = "Interrupted" if result.interrupted else "Done"
     loss = result.metrics.get("validation_loss")
-    reached = "" if loss is None else f", validation loss {loss:.3f} nats per byte"
+    reached = "" if loss is None else f", validation loss {loss:.3f} nats per {result.unit}"
     lines = [
         f"{ended} after step {result.step} in {result.seconds:.0f} s{reached}.",
         f"Checkpoint {result.checkpoint}, metrics {result.checkpoint.parent / 'metrics.jsonl'}.",

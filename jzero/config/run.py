@@ -3,34 +3,16 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 from jzero.base.types import Json
 from jzero.config.config import Config
 from jzero.config.schema.arguments import TrainingArguments
 from jzero.config.schema.building import build
-from jzero.config.schema.scalars import Anything, Fraction, Positive32, Texts, choice
+from jzero.config.schema.data import DataConfig
+from jzero.config.schema.scalars import Anything
 from jzero.config.schema.section import Section, Trace
 from jzero.config.sources.load import read_object, read_source
 from jzero.errors import ConfigError
-
-
-class DataConfig(Section):
-    """`data`: which text, and how it is cut.
-
-    `files` are globs, relative to the run file; they are what the source "text" reads.
-    """
-
-    source: Annotated[str, choice("stdlib", "text")] = "stdlib"
-    files: Texts = ()
-    seq_len: Positive32 = 256
-    validation_share: Fraction = 0.05
-
-    @classmethod
-    def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-        """Files and source belong together."""
-        if (values.get("source") == "text") != bool(values.get("files")):
-            yield "files", 'must list globs when `source` is "text", and only then'
 
 
 class RunConfig(Section):

@@ -45,6 +45,7 @@ class BuiltModel(NamedTuple):
         seq_len: the longest sequence the model takes; None for any, and for a model of images.
         vocab_size: number of token ids; None for a model of images.
         image: height, width and channels of an image; None for a model of text.
+        packs: whether it takes rows of several documents, which do not see each other.
     """
 
     factory: Callable
@@ -54,6 +55,7 @@ class BuiltModel(NamedTuple):
     seq_len: int | None = None
     vocab_size: int | None = None
     image: tuple[int, int, int] | None = None
+    packs: bool = False
 
     def batch(self, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes of a batch, as `loss_fn` takes it.
@@ -79,13 +81,15 @@ def _gpt(sizes: Mapping[str, Json]) -> BuiltModel:
         factory, loss_fn = GPTLinen(config), linen_next_token_loss
     else:
         raise ConfigError(f"model.api is {api!r}{_nearest(api, ['nnx', 'linen'])}; it must be nnx or linen.")
-    return BuiltModel(factory, loss_fn, config.d_model, config.n_params, config.seq_len, config.vocab_size)
+    facts = config.d_model, config.n_params, config.seq_len, config.vocab_size
+    return BuiltModel(factory, loss_fn, *facts, packs=True)
 
 
 def _llama(sizes: Mapping[str, Json]) -> BuiltModel:
     config = _config(LlamaConfig, "llama", sizes)
     factory = _module("jzero.models.llama", "Llama", config)
-    return BuiltModel(factory, next_token_loss, config.d_model, config.n_params, config.seq_len, config.vocab_size)
+    facts = config.d_model, config.n_params, config.seq_len, config.vocab_size
+    return BuiltModel(factory, next_token_loss, *facts, packs=True)
 
 
 def _vit(sizes: Mapping[str, Json]) -> BuiltModel:

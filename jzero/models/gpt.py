@@ -49,20 +49,29 @@ class GPT(nnx.Module):
         self.ln_f = LayerNorm(d)
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs if config.dropout else None)
 
-    def __call__(self, tokens: jax.Array, output: ops.Output = ops.logits) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        output: ops.Output = ops.logits,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
         """Scores the next token at every position.
 
         Args:
             tokens: `int32[B, T]`, `T` at most `config.seq_len`.
             output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
+            segment_ids: `int[B, T]`, the documents of packed rows, which do not see each other.
+            positions: `int[B, T]`, each token's place in its document.
 
         Returns:
             What `output` returns: by default float32 logits `[B, T, vocab_size]`.
         """
-        x = self.dropout(ops.embed(tokens, self.wte[...], self.wpe[...]))  # [B, T, d]
-        x = run_blocks(self.h, x, scan_layers=self.config.scan_layers, remat=self.config.remat)
+        x = self.dropout(ops.embed(tokens, self.wte[...], self.wpe[...], positions))  # [B, T, d]
+        x = run_blocks(self.h, x, segment_ids, scan_layers=self.config.scan_layers, remat=self.config.remat)
         return output(self.ln_f(x), self.wte[...], "vd")
 
-    def with_output(self, tokens: jax.Array, output: ops.Output) -> jax.Array:
+    def with_output(self, tokens: jax.Array, output: ops.Output, **documents: jax.Array | None) -> jax.Array:
         """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
-        return self(tokens, output)
+        return self(tokens, output, **documents)

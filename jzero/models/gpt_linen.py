@@ -25,10 +25,12 @@ class Attention(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
         """Attends within `[B, T, d]`."""
         qkv = nn.Dense(3 * x.shape[-1], kernel_init=nn.initializers.normal(0.02), name="qkv")(x)
-        y = ops.self_attention(qkv, self.config.n_head, causal=True, path=self.config.attention)
+        y = ops.self_attention(
+            qkv, self.config.n_head, causal=True, path=self.config.attention, segment_ids=segment_ids
+        )
         return nn.Dense(x.shape[-1], kernel_init=nn.initializers.normal(self.config.residual_std), name="proj")(y)
 
 
@@ -50,10 +52,10 @@ class Block(nn.Module):
     config: GPTConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, deterministic: bool, segment_ids: jax.Array | None = None) -> jax.Array:
         """Adds attention and feed-forward layer to the residual stream `[B, T, d]`."""
         dropout = nn.Dropout(self.config.dropout, deterministic=deterministic)
-        x = x + dropout(Attention(self.config, name="attn")(LayerNorm(name="ln_1")(x)))
+        x = x + dropout(Attention(self.config, name="attn")(LayerNorm(name="ln_1")(x), segment_ids))
         return x + dropout(MLP(self.config, name="mlp")(LayerNorm(name="ln_2")(x)))
 
 
@@ -74,7 +76,13 @@ class GPTLinen(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: jax.Array, deterministic: bool | None = None, output: ops.Output = ops.logits
+        self,
+        tokens: jax.Array,
+        deterministic: bool | None = None,
+        output: ops.Output = ops.logits,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
     ) -> jax.Array:
         """Scores the next token at every position.
 
@@ -82,6 +90,8 @@ class GPTLinen(nn.Module):
             tokens: `int32[B, T]`, `T` at most `config.seq_len`.
             deterministic: without dropout; by default, exactly when no `dropout` random stream was passed.
             output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
+            segment_ids: `int[B, T]`, the documents of packed rows, which do not see each other.
+            positions: `int[B, T]`, each token's place in its document.
 
         Returns:
             What `output` returns: by default float32 logits `[B, T, vocab_size]`.
@@ -91,13 +101,13 @@ class GPTLinen(nn.Module):
             deterministic = not self.has_rng("dropout")
         wte = self.param("wte", nn.initializers.normal(0.02), (config.vocab_size, d), jnp.float32)
         wpe = self.param("wpe", nn.initializers.normal(0.01), (config.seq_len, d), jnp.float32)
-        x = nn.Dropout(config.dropout, deterministic=deterministic)(ops.embed(tokens, wte, wpe))  # [B, T, d]
+        x = nn.Dropout(config.dropout, deterministic=deterministic)(ops.embed(tokens, wte, wpe, positions))
         block = Block
         if config.remat:
             block = nn.remat(Block, policy=config.remat_policy, prevent_cse=not config.scan_layers, static_argnums=(2,))
         if config.scan_layers:
             scan = nn.scan(
-                lambda layer, x, _: (layer(x, deterministic), None),
+                lambda layer, x, _: (layer(x, deterministic, segment_ids), None),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 length=config.n_layer,
@@ -105,9 +115,15 @@ class GPTLinen(nn.Module):
             x, _ = scan(block(config, name="h"), x, None)  # every leaf [n_layer, ...]
         else:
             for i in range(config.n_layer):
-                x = block(config, name=f"h_{i}")(x, deterministic)
+                x = block(config, name=f"h_{i}")(x, deterministic, segment_ids)
         return output(LayerNorm(name="ln_f")(x), wte, "vd")
 
-    def with_output(self, tokens: jax.Array, output: ops.Output, deterministic: bool | None = None) -> jax.Array:
+    def with_output(
+        self,
+        tokens: jax.Array,
+        output: ops.Output,
+        deterministic: bool | None = None,
+        **documents: jax.Array | None,
+    ) -> jax.Array:
         """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
-        return self(tokens, deterministic, output)
+        return self(tokens, deterministic, output, **documents)

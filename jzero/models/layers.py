@@ -83,8 +83,11 @@ class Attention(nnx.Module):
         self.qkv = linear(d, 3 * d, 0.02, rngs)
         self.proj = linear(d, d, residual_std, rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.proj(ops.self_attention(self.qkv(x), self.n_head, causal=self.causal, path=self.path))
+    def __call__(self, x: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+        qkv = self.qkv(x)
+        return self.proj(
+            ops.self_attention(qkv, self.n_head, causal=self.causal, path=self.path, segment_ids=segment_ids)
+        )
 
 
 class MLP(nnx.Module):
@@ -130,6 +133,6 @@ class Block(nnx.Module):
         self.mlp = MLP(d, residual_std=residual_std, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.dropout(self.attn(self.ln_1(x)))
+    def __call__(self, x: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+        x = x + self.dropout(self.attn(self.ln_1(x), segment_ids))
         return x + self.dropout(self.mlp(self.ln_2(x)))

@@ -29,10 +29,12 @@ class GroupedQueryAttention(nnx.Module):
         self.v = linear(d, d_kv, 0.02, rngs, use_bias=False)
         self.proj = linear(d, d, config.residual_std, rngs, use_bias=False)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, documents: ops.Documents = ops.ONE_DOCUMENT) -> jax.Array:
+        segment_ids, positions = documents
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.d_head) for y in (self.q(x), self.k(x), self.v(x)))
-        q, k = ops.rotate(q, self.theta), ops.rotate(k, self.theta)
-        return self.proj(attention(q, k, v, causal=True, implementation=self.path).reshape(x.shape))
+        q, k = ops.rotate(q, self.theta, positions), ops.rotate(k, self.theta, positions)
+        y = attention(q, k, v, causal=True, segment_ids=segment_ids, implementation=self.path)
+        return self.proj(y.reshape(x.shape))
 
 
 class SwiGLU(nnx.Module):
@@ -56,8 +58,8 @@ class LlamaBlock(nnx.Module):
         self.norm_2 = RMSNorm(config.d_model, config.norm_epsilon)
         self.mlp = SwiGLU(config, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attn(self.norm_1(x))
+    def __call__(self, x: jax.Array, documents: ops.Documents = ops.ONE_DOCUMENT) -> jax.Array:
+        x = x + self.attn(self.norm_1(x), documents)
         return x + self.mlp(self.norm_2(x))
 
 
@@ -85,12 +87,21 @@ class Llama(nnx.Module):
         if not config.tie_head:
             self.head = Head(config.d_model, config.vocab_size, 0.02, use_bias=False, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array, output: ops.Output = ops.logits) -> jax.Array:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        output: ops.Output = ops.logits,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
         """Scores the next token at every position.
 
         Args:
             tokens: `int32[B, T]`, `T` at most `config.seq_len`.
             output: what to return of hidden states `[B, T, d]`, the output layer's weights and their layout.
+            segment_ids: `int[B, T]`, the documents of packed rows, which do not see each other.
+            positions: `int[B, T]`, each token's place in its document.
 
         Returns:
             What `output` returns: by default float32 logits `[B, T, vocab_size]`.
@@ -98,10 +109,11 @@ class Llama(nnx.Module):
         config = self.config
         if tokens.shape[-1] > config.seq_len:
             raise ModelError(f"the batch has {tokens.shape[-1]} tokens a row; model.seq_len is {config.seq_len}.")
-        x = run_blocks(self.h, self.wte[...][tokens], scan_layers=config.scan_layers, remat=config.remat)
+        documents = ops.Documents(segment_ids, positions)
+        x = run_blocks(self.h, self.wte[...][tokens], documents, scan_layers=config.scan_layers, remat=config.remat)
         x = self.norm_f(x)
         return output(x, self.wte[...], "vd") if config.tie_head else output(x, self.head.kernel[...], "dv")
 
-    def with_output(self, tokens: jax.Array, output: ops.Output) -> jax.Array:
+    def with_output(self, tokens: jax.Array, output: ops.Output, **documents: jax.Array | None) -> jax.Array:
         """Calls the model with something else in the place of logits, such as a loss that never holds all of them."""
-        return self(tokens, output)
+        return self(tokens, output, **documents)

@@ -5,7 +5,7 @@ Means, variances, rotations, softmax and logits are computed in float32 at every
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,22 @@ from jzero.ops import attention
 from jzero.ops.loss_checks import HeadLayout
 from jzero.ops.recompute import keeping_inputs
 from jzero.ops.request import Implementation
+
+
+class Documents(NamedTuple):
+    """The documents of packed rows.
+
+    Attributes:
+        segment_ids: `int[B, T]`, the number of each token's document; a token sees its own document only.
+        positions: `int[B, T]`, each token's place in its document.
+    """
+
+    segment_ids: jax.Array | None = None
+    positions: jax.Array | None = None
+
+
+ONE_DOCUMENT = Documents()
+"""Those of rows that are not packed."""
 
 Output: TypeAlias = Callable[[jax.Array, jax.Array, HeadLayout], jax.Array]
 """What a decoder does at its end with hidden states, the output layer's weights and their layout; see `logits`."""
@@ -63,7 +79,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     return normalised(x, scale)
 
 
-def rotate(x: jax.Array, theta: float) -> jax.Array:
+def rotate(x: jax.Array, theta: float, positions: jax.Array | None = None) -> jax.Array:
     """Rotary positions: turns each pair of features by an angle that grows with the position.
 
     Feature `i` is paired with `i + d_head / 2`, as in Hugging Face's weights; the pair turns by `theta ** (-2 i /
@@ -72,24 +88,29 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
     Args:
         x: queries or keys `[..., T, n_head, d_head]`, `d_head` even.
         theta: the base of the wavelengths.
+        positions: `int[..., T]`; by default a token's place in the row.
 
     Returns:
         The same shape and dtype; angles and rotation are float32.
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = jnp.arange(x.shape[-3], dtype=jnp.float32)[:, None, None] * frequencies  # [T, 1, d_head / 2]
+    places = jnp.arange(x.shape[-3]) if positions is None else positions
+    angles = places.astype(jnp.float32)[..., None, None] * frequencies  # [..., T, 1, d_head / 2]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def self_attention(qkv: jax.Array, n_head: int, *, causal: bool, path: Implementation) -> jax.Array:
+def self_attention(
+    qkv: jax.Array, n_head: int, *, causal: bool, path: Implementation, segment_ids: jax.Array | None = None
+) -> jax.Array:
     """Attention from one product: queries, keys and values side by side in `[B, T, 3 d]` -> `[B, T, d]`."""
     n_rows, n_tokens, width = qkv.shape
     heads = qkv.reshape(n_rows, n_tokens, 3 * n_head, width // (3 * n_head))
     q, k, v = jnp.split(heads, 3, axis=-2)  # each [B, T, n_head, d_head]
-    return attention(q, k, v, causal=causal, implementation=path).reshape(n_rows, n_tokens, width // 3)
+    y = attention(q, k, v, causal=causal, segment_ids=segment_ids, implementation=path)
+    return y.reshape(n_rows, n_tokens, width // 3)
 
 
 @keeping_inputs
@@ -104,9 +125,9 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     return jax.nn.silu(gate) * up
 
 
-def embed(tokens: jax.Array, wte: jax.Array, wpe: jax.Array) -> jax.Array:
+def embed(tokens: jax.Array, wte: jax.Array, wpe: jax.Array, positions: jax.Array | None = None) -> jax.Array:
     """Token plus position embedding: `[B, T]` ids, `[vocab, d]`, `[seq_len, d]` -> `[B, T, d]`."""
-    return wte[tokens] + wpe[: tokens.shape[-1]]
+    return wte[tokens] + (wpe[: tokens.shape[-1]] if positions is None else wpe[positions])
 
 
 def logits(x: jax.Array, head: jax.Array, head_layout: HeadLayout = "dv") -> jax.Array:

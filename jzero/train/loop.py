@@ -4,27 +4,29 @@ The metrics of a step are read while the next one already runs, so the devices n
 """
 
 import functools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
-from jzero.base.types import Json
+from jzero.base.types import Batch, Json
 from jzero.checkpoint import Checkpoints
 from jzero.config import RunConfig
 from jzero.engine import Engine
 from jzero.sharding.mesh import n_data_shards
-from jzero.train.data import Corpus, Windows
+from jzero.train.data import Corpus
+from jzero.train.data.prefetch import Prefetch
+from jzero.train.feed import CorpusFeed, Feed
 from jzero.train.monitor import MetricWriter
+from jzero.train.patience import Patience
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
 from jzero.train.signals import Interrupts
 from jzero.train.watchdog import SAVE_PATIENCE, Watchdog
-
-VALIDATION_WINDOWS = 256
-"""An evaluation reads about this many windows of the validation text, the same ones every time."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,26 @@ class Run:
 
     Attributes:
         engine: holds the model.
-        corpus: the text.
+        corpus: the text, or another feed of batches.
         n_steps: optimizer steps of the whole run.
         config: the run file.
     """
 
     engine: Engine
-    corpus: Corpus
+    corpus: Corpus | Feed
     n_steps: int
     config: RunConfig
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        """Its batches."""
+        return CorpusFeed(self.corpus) if isinstance(self.corpus, Corpus) else self.corpus
 
     @property
     def facts(self) -> Facts:
         """What decides the order of the text and the schedule."""
-        text, seed = self.corpus.train, self.config.training_arguments.seed
-        rows = self.engine.config.train_batch_size
-        return Facts(rows, text.seq_len, seed, self.corpus.fingerprint, self.n_steps)
+        seed, rows = self.config.training_arguments.seed, self.engine.config.train_batch_size
+        return self.feed.facts(rows, seed, self.n_steps)
 
 
 @dataclass
@@ -63,7 +69,7 @@ class Loop:
     watchdog: Watchdog
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
-    _unread: dict[str, jax.Array | int] | None = None
+    _unread: dict[str, jax.Array | float] | None = None
     _clock: float | None = None
     _seconds: float | None = None
     _evaluated_at: int = -1
@@ -72,6 +78,23 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.step = self.start.step
+        self._batches: Iterator[Batch] = iter(())
+        arguments = self.run.config.training_arguments
+        limits = arguments.early_stopping_patience, arguments.early_stopping_threshold
+        self.patience = Patience.of(self.start.saved.get("early_stopping"), *limits)
+
+    @contextmanager
+    def prefetching(self) -> Iterator[None]:
+        """Within it, a thread makes the next batches while the devices work."""
+        first = self.next_batch
+        make = lambda number: self.run.feed.batch(first + number, self._rows)
+        with Prefetch(make, self.run.n_steps - self.step) as self._batches:
+            yield
+
+    @property
+    def enough(self) -> bool:
+        """Whether the validation loss has not fallen for too long."""
+        return self.patience.is_over
 
     @property
     def next_batch(self) -> int:
@@ -81,12 +104,14 @@ class Loop:
         """Starts a step, then reads the metrics of the one before it; returns whether time asks for a save."""
         self.watchdog.step = self.step + 1
         self.watchdog.enter("waiting for a batch")
-        batch = self._batch(self.run.corpus.train, self.next_batch, self._rows)
+        began = time.monotonic()
+        batch = next(self._batches)
+        waited = time.monotonic() - began
         self.watchdog.enter("starting the step or waiting for the one before")
         metrics = self.run.engine.train_batch(batch)
         self.read()
         self.step += 1
-        self._unread = {**metrics, "step": self.step}
+        self._unread = {**metrics, "step": self.step, "data_seconds": waited}
         self.checkpoints.tick()
         self.stopped, save = flags.poll(jax.process_index() == 0 and self.checkpoints.due())
         flags.begun()
@@ -106,7 +131,10 @@ class Loop:
         if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
             took = now - self._clock
             self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
-            metrics["tokens_per_second"] = self._rows * self.run.corpus.train.seq_len / self._seconds
+            seq_len = self.run.feed.seq_len
+            metrics["tokens_per_second" if seq_len else "samples_per_second"] = (
+                self._rows * (seq_len or 1) / self._seconds
+            )
         self._clock = now
         self.watchdog.begin(self._seconds or 0.0)
         self.watchdog.enter("between two steps")
@@ -119,22 +147,28 @@ class Loop:
             Whether time asks for a save.
         """
         self.read()
-        engine, text = self.run.engine, self.run.corpus.validation
+        engine = self.run.engine
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
-        n_batches = max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)
-        losses, save = [], False
+        losses, weights, save = [], [], False
         self._clock = None
         self.watchdog.unlimited()  # the first one is compiled
-        for i in range(n_batches):
-            if i or self._evaluated_at >= 0:
+        for batch, weight in self.run.feed.validation(rows):
+            if losses or self._evaluated_at >= 0:
                 self.watchdog.enter("evaluating")
             jax.block_until_ready(losses[-1:])  # while nothing waits for the next one
-            losses.append(engine.eval_batch(self._batch(text, i, rows))["loss"])
+            losses.append(engine.eval_batch(batch)["loss"])
+            weights.append(weight)
             self.stopped, due = flags.poll(False)
             save |= due
             if self.stopped:
                 return save
-        self._write(self.step, {"validation_loss": float(np.mean(jax.device_get(losses)))})
+        if losses:
+            loss = _mean(jax.device_get(losses), weights)
+            self._write(self.step, {"validation_loss": loss})
+            if self.patience.heard(loss):
+                self.log(
+                    f"The validation loss has not fallen for {self.patience.waited} evaluations: the run ends here."
+                )
         self._evaluated_at = self.step
         return save
 
@@ -144,6 +178,9 @@ class Loop:
         self.watchdog.enter("saving", patience=SAVE_PATIENCE)
         facts: dict[str, Json] = {"run": self.start.run, "next_batch": self.next_batch, **self.run.facts._asdict()}
         facts |= {"learning_rate": next_rate(self.run.engine), "model": dict(self.run.config.model)}
+        facts |= self.run.feed.position(self.next_batch)
+        if self.patience.limit is not None and math.isfinite(self.patience.best):
+            facts["early_stopping"] = {"best": self.patience.best, "waited": self.patience.waited}
         self.checkpoints.save(self.step, facts)
         self._clock, self._saved_at = None, self.step
 
@@ -161,9 +198,6 @@ class Loop:
     def _rows(self) -> int:
         return self.run.engine.config.train_batch_size
 
-    def _batch(self, text: Windows, index: int, rows: int) -> dict[str, np.ndarray]:
-        return text.batch(index, rows, part=jax.process_index(), n_parts=jax.process_count())
-
     def _write(self, step: int, metrics: dict[str, float]) -> None:
         self.latest |= metrics
         for writer in self.writers:
@@ -177,3 +211,11 @@ class Loop:
             if not self._metrics_lost:
                 self.log(f"Metrics cannot be written: {error.strerror}; training goes on.")
             self._metrics_lost = True
+
+
+def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
+    """The mean over all tokens that count; a batch without any has no say."""
+    kept = [number for number, weight in enumerate(weights) if weight]
+    if not kept:
+        return math.nan
+    return float(np.average([losses[number] for number in kept], weights=[weights[number] for number in kept]))

@@ -13,10 +13,11 @@ class Facts(NamedTuple):
 
     Attributes:
         rows: windows in a batch.
-        seq_len: bytes that a window goes on by.
+        seq_len: tokens that a window goes on by.
         seed: of the order of the windows.
-        text: the fingerprint of the text and its division.
+        text: the fingerprint of the text, its division, packing and mixing.
         n_steps: of the whole run.
+        windows: of an epoch; 0 if nobody knows.
     """
 
     rows: int
@@ -24,6 +25,7 @@ class Facts(NamedTuple):
     seed: int
     text: str
     n_steps: int
+    windows: int = 0
 
 
 class Position(NamedTuple):
@@ -41,7 +43,7 @@ class Position(NamedTuple):
 def find_position(saved: Mapping[str, Json], now: Facts, step: int) -> Position:
     """Where a run goes on from what a checkpoint says.
 
-    The place counts bytes. One that falls between two batches goes back to the earlier one.
+    The place counts tokens. One that falls between two batches goes back to the earlier one.
 
     Args:
         saved: the checkpoint's own facts: `Facts`, and `next_batch`. What an older version did not save is taken to be
@@ -64,7 +66,8 @@ def find_position(saved: Mapping[str, Json], now: Facts, step: int) -> Position:
     if changes := _other_order(saved, now):
         sentences.append(
             f"{changes}: the text comes in another order, so the place in it cannot be kept. As much of it counts as "
-            f"read as before ({windows * seq_len:,} bytes); of the present epoch, some is read again and some left out."
+            f"read as before ({windows * seq_len:,} tokens); of the present epoch, some is read again and some left "
+            f"out.{_epochs(saved, now, windows, next_batch * now.rows)}"
         )
     if rows != now.rows and not changes:
         windows_again = f"; {again // now.seq_len} windows are read again" if again else ""
@@ -85,9 +88,22 @@ def _other_order(saved: Mapping[str, Json], now: Facts) -> str:
         if name in saved and saved[name] != values[name]
     ]
     if "text" in saved and saved["text"] != now.text:
-        changes.append("the text, or its division into training and validation text, is not the one of before")
+        changes.append(
+            "the text, its division into training and validation text, or how it is packed or mixed is not as it was"
+        )
     listed = ", and ".join(changes)
     return listed[:1].upper() + listed[1:] if listed.startswith("the ") else listed
+
+
+def _epochs(saved: Mapping[str, Json], now: Facts, before: int, after: int) -> str:
+    """What becomes of the epochs where there are more windows, as after adding files, or fewer."""
+    windows = _whole(saved, "windows", now.windows, least=0)
+    if not windows or not now.windows or windows == now.windows:
+        return ""
+    return (
+        f" An epoch has {now.windows:,} windows and had {windows:,}: the run was in epoch {before // windows + 1} and "
+        f"is in epoch {after // now.windows + 1}."
+    )
 
 
 def schedule_change(saved: Mapping[str, Json], now: Facts, rate: float | None) -> str | None:

@@ -6,6 +6,7 @@ overwrite them, and a run that goes on takes none but its own.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import jax
@@ -38,6 +39,7 @@ class Start(NamedTuple):
         next_batch: the index of the first batch to take, in batches of this run's size.
         checkpoint: where the state comes from; None for a new run.
         others: checkpoints in the folder that are another run's.
+        saved: what the checkpoint says of the run beside its state.
     """
 
     run: str
@@ -45,6 +47,7 @@ class Start(NamedTuple):
     next_batch: int = 0
     checkpoint: Path | None = None
     others: tuple[Path, ...] = ()
+    saved: Mapping[str, Json] = MappingProxyType({})
 
 
 def load_start(
@@ -193,7 +196,7 @@ def _start(engine: Engine, path: Path, saved: dict[str, Json], now: Facts, log: 
         log(sentence)
     if changed := schedule_change(saved, now, next_rate(engine)):
         log(changed)
-    return Start("", step, at.next_batch, path)
+    return Start("", step, at.next_batch, path, saved=saved)
 
 
 def _others(folder: Path, runs: set[str | None]) -> list[Path]:

@@ -20,7 +20,8 @@ from jzero import models
 from jzero.base.terminal import escape
 from jzero.base.types import Json
 from jzero.checkpoint import Checkpoints, read_header
-from jzero.config import Config, RunConfig, TrainingArguments
+from jzero.config import Config, DataConfig, RunConfig, TrainingArguments
+from jzero.config.schema.data import BYTES
 from jzero.config.show.display import config_view
 from jzero.errors import CheckpointError, ConfigError
 from jzero.explain.memory import memory_table
@@ -30,12 +31,16 @@ from jzero.schedules import hf_schedule
 from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
 from jzero.train.compile_cache import use_compile_cache
-from jzero.train.data import VOCAB_SIZE, load_corpus
+from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
 from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
+from jzero.train.monitor.events import TensorBoardEvents
 from jzero.train.resume import LAYER_FORMS, METRICS, Start, check_overwrite, claim, load_start
 from jzero.train.signals import interrupts
 from jzero.train.watchdog import Watchdog
+
+REMATERIALISED = ("gpt", "llama", "vit")
+"""The families whose sizes have `remat`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Result:
         interrupted: stopped before `n_steps`.
         seconds: from the first step's compilation to the end.
         signal: the number of the signal that stopped it, or 0.
+        unit: what the loss is per.
     """
 
     step: int
@@ -57,6 +63,7 @@ class Result:
     interrupted: bool
     seconds: float
     signal: int = 0
+    unit: str = "byte"
 
 
 def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None) -> Run:
@@ -73,6 +80,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     agree({**facts_of_process(), **_what_decides(config)})
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
+    _check_reads(model, corpus)
     agree({"the text's fingerprint": corpus.fingerprint} if jax.process_count() > 1 else {})
     known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
     facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
@@ -81,9 +89,9 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     what = {"model": model.factory, "loss_fn": model.loss_fn, "sample_batch": corpus.train.batch(0, rows)}
     given = resolve_auto(config.deepspeed, mesh=mesh, **what, **known)
     mesh = mesh_for(given) if mesh is None else mesh
-    n_steps = arguments.max_steps
+    n_steps, per_epoch = arguments.max_steps, max(1, corpus.train.n_windows // rows)
     if n_steps < 1:
-        n_steps = math.ceil(arguments.num_train_epochs * max(1, corpus.train.n_windows // rows))
+        n_steps = math.ceil(arguments.num_train_epochs * per_epoch)
     deepspeed = given.resolve(**facts, num_training_steps=n_steps, partly=False)
     has_schedule = deepspeed.scheduler is not None and deepspeed.scheduler.type is not None
     use_compile_cache(deepspeed, Path(arguments.output_dir), mesh)
@@ -94,14 +102,15 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         mesh=mesh,
         seed=arguments.seed,
     )
-    return Run(engine, corpus, n_steps, config)
+    in_steps = config.model_copy(update={"training_arguments": arguments.with_steps(per_epoch)})
+    return Run(engine, corpus, n_steps, in_steps)
 
 
 def _what_decides(config: RunConfig) -> dict[str, Json]:
     """What a run file must say to all processes alike. Globs may differ: the text they find is compared."""
     return {
         "model": dict(config.model),
-        "data": config.data.model_dump(mode="json", exclude={"files"}),
+        "data": config.data.model_dump(mode="json", exclude={"files": True, "mixture": {"__all__": {"files"}}}),
         "training_arguments": config.training_arguments.model_dump(mode="json", warnings=False),
         "deepspeed": config.deepspeed.model_dump(mode="json", exclude_none=True, warnings=False),
     }
@@ -116,17 +125,45 @@ def language_model(config: RunConfig) -> models.BuiltModel:
     Raises:
         ConfigError: no such model, or one that cannot read the run file's text.
     """
-    model = models.build(config.model)
+    model = models.build(_with_remat(config))
     if model.vocab_size is None:
         raise ConfigError(
             f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "
             "choose a family of language models, such as gpt."
         )
-    if model.vocab_size < VOCAB_SIZE:
+    if model.vocab_size < VOCAB_SIZE and all(part.source in BYTES for part in config.data.parts):
         raise ConfigError(f"model.vocab_size is {model.vocab_size}; byte tokens need at least {VOCAB_SIZE}.")
     if model.seq_len is not None and config.data.seq_len > model.seq_len:
         raise ConfigError(f"data.seq_len {config.data.seq_len} is more than the model.seq_len {model.seq_len}.")
     return model
+
+
+def _with_remat(config: RunConfig) -> Mapping[str, Json]:
+    """The model's sizes, rematerialised if the arguments ask for it and the model says nothing of it."""
+    sizes = models.with_size(config.model)
+    if not config.training_arguments.gradient_checkpointing or "remat" in sizes:
+        return sizes
+    if sizes.get("family") not in REMATERIALISED:
+        raise ConfigError(
+            f"training_arguments.gradient_checkpointing: a model of the family {sizes.get('family')!r} has no blocks "
+            "to rematerialise; set it to false."
+        )
+    return {**sizes, "remat": True}
+
+
+def _check_reads(model: models.BuiltModel, corpus: Corpus) -> None:
+    assert model.vocab_size is not None, "a language model"
+    if model.vocab_size < corpus.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {model.vocab_size}; the tokenizer of data has {corpus.vocab_size} tokens, and the "
+            "model needs at least as many."
+        )
+    if corpus.full and not model.packs:
+        raise ConfigError(
+            "this model reads a row from its start to its end, and data has rows in which documents are kept apart, or "
+            'not every token counts; choose a family such as gpt or llama, or text with `packing`: "concatenate" and '
+            "without `document_mask`."
+        )
 
 
 def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingArguments:
@@ -138,20 +175,21 @@ def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingAr
 def describe(run: Run, console: Console) -> None:
     """Prints what will be trained, on what, and what each device holds."""
     engine, config, corpus = run.engine, run.engine.config, run.corpus
+    assert isinstance(corpus, Corpus), "that of a run file"
     devices = engine.mesh.devices.ravel()
     kind = "simulated CPU" if devices[0].platform == "cpu" else devices[0].device_kind
     axes = " x ".join(f"{name} {size}" for name, size in engine.mesh.shape.items())
     for name, text in {
         "mesh": f"{axes}: {len(devices)} {kind} device{'s' * (len(devices) > 1)}",
         "model": ", ".join(f"{key} {value}" for key, value in run.config.model.items()),
-        "text": f"{run.config.data.source}, {corpus.train.n_windows:,} training and {corpus.validation.n_windows:,} "
-        f"validation windows of {corpus.train.seq_len} bytes",
+        "text": f"{_named(run.config.data)}, {corpus.train.n_windows:,} training and {corpus.validation.n_windows:,} "
+        f"validation windows of {corpus.train.seq_len} {corpus.unit}",
         "batch": f"{config.train_batch_size} windows = {config.train_micro_batch_size_per_gpu} a device"
         f" x {config.gradient_accumulation_steps} micro-batches x {n_data_shards(engine.mesh)} data shards",
         "run": f"{run.n_steps:,} steps in {config.precision}, ZeRO stage {engine.stage_plan.stage}",
     }.items():
         console.print(f"[bold]{name:>6}[/bold]  {escape(text)}", highlight=False)
-    for note in engine.config.notes:
+    for note in (*corpus.notes, *engine.config.notes):
         console.print(f"[bold]  note[/bold]  {escape(note)}", highlight=False)
     if config.dump_state is True:
         console.print()
@@ -159,6 +197,12 @@ def describe(run: Run, console: Console) -> None:
     console.print()
     console.print(memory_table(engine))
     console.print()
+
+
+def _named(data: DataConfig) -> str:
+    if data.mixture is None:
+        return data.source
+    return " and ".join(f"{part.weight:g} of {part.source}" for part in data.mixture)
 
 
 class Begin(TypedDict, total=False):
@@ -208,6 +252,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         if weights is not None and start.checkpoint is None:
             agree({f"the newest checkpoint of {weights}": read_header(weights)[0].name})
             engine.load_checkpoint(weights, only="params/*", layers=LAYER_FORMS)
+        run.feed.go_on(start.saved, start.next_batch, log)
         if jax.process_index() == 0:
             claim(checkpoints.folder, start, log, overwrite=overwrite)
         writers = _writers(run, start, console)
@@ -216,8 +261,8 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()
-        with interrupts(engine.mesh, log) as flags, watchdog:
-            while loop.step < run.n_steps and not loop.stopped:
+        with interrupts(engine.mesh, log) as flags, watchdog, loop.prefetching():
+            while loop.step < run.n_steps and not loop.stopped and not loop.enough:
                 due = loop.take_step(flags)
                 if arguments.eval_steps and loop.step % arguments.eval_steps == 0 and not loop.stopped:
                     due |= loop.evaluate(flags)
@@ -225,7 +270,9 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
                     loop.save()
             loop.finish(flags)
     seconds = time.monotonic() - began
-    return Result(loop.step, loop.latest, checkpoints.path(loop.step), loop.step < run.n_steps, seconds, loop.stopped)
+    interrupted = loop.step < run.n_steps and not loop.enough
+    ended = loop.step, loop.latest, checkpoints.path(loop.step), interrupted, seconds, loop.stopped
+    return Result(*ended, run.feed.unit)
 
 
 def _log(console: Console | None, sentence: str) -> None:
@@ -259,8 +306,15 @@ def _writers(run: Run, start: Start, console: Console | None) -> list[MetricWrit
     except OSError as error:
         raise ConfigError(f"training_arguments.output_dir: cannot write {file}: {error.strerror}.") from None
     writers += event_writers(config, file.parent, resume_at=resume_at)
+    if arguments.report_to and not (config.tensorboard and config.tensorboard.enabled is True):
+        folder = Path(arguments.logging_dir or file.parent / "tensorboard")
+        try:
+            writers.append(TensorBoardEvents(folder, config.train_batch_size, resume_at=resume_at))
+        except OSError as error:
+            raise ConfigError(f"training_arguments.logging_dir: cannot write {folder}: {error.strerror}.") from None
     if console is not None:
         given = "logging_steps" in arguments.model_fields_set
         every = arguments.logging_steps if given else config.steps_per_print or arguments.logging_steps
-        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every))
+        first = arguments.logging_first_step
+        writers.append(ConsoleView(console, total=run.n_steps, start=start.step, every=every, first=first))
     return writers

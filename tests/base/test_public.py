@@ -14,7 +14,7 @@ import jzero
 PUBLIC = {
     "jzero": """BatchError CheckpointError Checkpoints Config ConfigError DamagedCheckpointError Engine Functional
         JzeroError LaunchError LossScaleError Mean ModelError OffloadError SkippedStepsError TrainState
-        all_gather attention attention_with_lse axis_index cross_entropy functional initialize
+        all_gather attention attention_with_lse axis_index cross_entropy fit functional initialize
         initialize_from_environment make_mesh plan psum remat simulate_devices""",
     "jzero.checkpoint": "Checkpoints Saving Selection load load_newest read_header save",
     "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments
@@ -37,7 +37,7 @@ PUBLIC = {
         plan read_program""",
     "jzero.plan.render": "memory_bars memory_over_time report_html timeline_figure",
     "jzero.schedules": "Momentum build_momentum build_schedule hf_schedule",
-    "jzero.train.data": "Corpus VOCAB_SIZE Windows load_corpus",
+    "jzero.train.data": "Batches Corpus Mixture VOCAB_SIZE Windows load_corpus",
     "jzero.train.monitor": "ConsoleView JsonLines MetricWriter event_writers",
 }
 NAMES = [(package, name) for package, names in PUBLIC.items() for name in names.split()]

@@ -16,7 +16,7 @@ from jzero.checkpoint.run import place
 from jzero.config import load_run
 from jzero.errors import CheckpointError, ConfigError
 from jzero.sharding.mesh import make_mesh
-from jzero.train.data import load_corpus
+from jzero.train.data import load_corpus, prefetch
 from jzero.train.trainer import Run, prepare, train
 from jzero.train.watchdog import Watchdog
 
@@ -29,6 +29,12 @@ RUN = {
     "training_arguments": {"max_steps": 6, "learning_rate": 0.01, "per_device_train_batch_size": 4, "save_steps": 2},
     "deepspeed": {"zero_optimization": {"stage": 2}, "jzero": {"checkpoint": {"save_minutes": 60, "keep_every": 4}}},
 }
+
+
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Each batch is made in the step that takes it."""
+    monkeypatch.setattr(prefetch, "AHEAD", 0)
 
 
 def console() -> Console:
@@ -97,6 +103,7 @@ def test_checkpoints_are_kept_as_asked(whole):
     assert len(extra.pop("text")) == 33
     assert extra == {
         **{"next_batch": 6, "rows": 8, "seq_len": 8, "seed": 42, "n_steps": 6, "learning_rate": 0.0},
+        "windows": 862,
         "model": RUN["model"],
     }
 
@@ -170,7 +177,7 @@ def test_a_sigterm_in_an_evaluation_leaves_it_and_saves(prepared, whole, tmp_pat
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_batch_that_never_comes_is_noticed_with_its_step(prepared, tmp_path, monkeypatch):
+def test_a_batch_that_never_comes_is_noticed_with_its_step(in_turn, prepared, tmp_path, monkeypatch):
     run, told, gone = prepared(tmp_path, "training_arguments.max_steps=4"), [], threading.Event()
     batch = run.corpus.train.batch
 
@@ -194,7 +201,7 @@ def test_a_batch_that_never_comes_is_noticed_with_its_step(prepared, tmp_path, m
     assert " at step 3, waiting for a batch, " in sentence
 
 
-def test_before_the_first_step_a_sigterm_is_left_to_end_the_process(prepared, tmp_path):
+def test_before_the_first_step_a_sigterm_is_left_to_end_the_process(in_turn, prepared, tmp_path):
     run, handlers = prepared(tmp_path, "training_arguments.max_steps=2"), []
     batch = run.corpus.train.batch
 
@@ -207,7 +214,7 @@ def test_before_the_first_step_a_sigterm_is_left_to_end_the_process(prepared, tm
     assert [handler is signal.SIG_DFL for handler in handlers] == [True, False]
 
 
-def test_a_schedulers_sigterm_stops_and_saves(prepared, whole, tmp_path):
+def test_a_schedulers_sigterm_stops_and_saves(in_turn, prepared, whole, tmp_path):
     run, shown = prepared(tmp_path), console()
     batch = run.corpus.train.batch
 
@@ -225,7 +232,7 @@ def test_a_schedulers_sigterm_stops_and_saves(prepared, whole, tmp_path):
     assert losses(tmp_path) == losses(whole)
 
 
-def test_minutes_ask_for_a_save(prepared, tmp_path, monkeypatch):
+def test_minutes_ask_for_a_save(in_turn, prepared, tmp_path, monkeypatch):
     run = prepared(tmp_path, "training_arguments.save_steps=100")
     batch, skipped, clock = run.corpus.train.batch, [0.0], time.monotonic
 

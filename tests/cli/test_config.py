@@ -185,3 +185,14 @@ def test_the_examples_of_the_help_work(run):
     for file, options in examples:
         result = run(file, *options.replace("\\", "").split())
         assert result.exit_code == 0, result.output
+
+
+def test_what_training_arguments_of_a_file_do_not_do_is_said(run, tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps({**ARGUMENTS, "torch_compile": True}))
+    result = run({"train_batch_size": 8}, "--training-arguments", "args.json", "--json")
+    notes = json.loads(result.stdout)["notes"]
+    assert "args.json: `torch_compile` has no effect here: XLA compiles every step as a whole" in notes
+    (tmp_path / "args.json").write_text(json.dumps({"push_to_hub": True}))
+    result = run({"train_batch_size": 8}, "--training-arguments", "args.json")
+    assert result.exit_code == 2
+    assert "args.json: `push_to_hub` = True is refused: nothing is pushed to a hub" in result.output

@@ -37,3 +37,12 @@ def test_a_mistake_in_the_file_is_said_also_where_nobody_else_comes(first_of_two
     ended = CliRunner().invoke(app, ["train", "configs/tiny.json", "training_arguments.max_step=1"])
     assert ended.exit_code == 2
     assert "max_step" in ended.output
+
+
+@pytest.mark.parametrize("named", ["nowhere", "true"])
+def test_a_run_file_names_what_it_goes_on_from(tmp_path, named):
+    out = f"training_arguments.output_dir={tmp_path}"
+    named = f"training_arguments.resume_from_checkpoint={tmp_path / named if named != 'true' else named}"
+    ended = CliRunner().invoke(app, ["train", "configs/tiny.json", "deepspeed={}", out, named])
+    assert ended.exit_code == 2
+    assert f"error: {'' if 'true' in named else 'There is no checkpoint at '}{tmp_path}" in ended.output

@@ -40,11 +40,15 @@ def test_a_batch_of_another_size_goes_on_at_the_same_text(rows, next_batch, says
         ({"seed": 7}, 6, "training_arguments.seed is 7 and was 42: the text comes in another order"),
         ({"seq_len": 16}, 12, "data.seq_len is 16 and was 32: the text comes in another order"),
         ({"seq_len": 64, "rows": 4}, 6, "data.seq_len is 64 and was 32: "),
-        ({"text": "c-d"}, 6, "The text, or its division into training and validation text, is not the one of before: "),
+        (
+            {"text": "c-d"},
+            6,
+            "The text, its division into training and validation text, or how it is packed or mixed is not as it was: ",
+        ),
         (
             {"seq_len": 16, "seed": 7, "text": "c"},
             12,
-            "data.seq_len is 16 and was 32, and training_arguments.seed is 7 and was 42, and the text, or its division",
+            "data.seq_len is 16 and was 32, and training_arguments.seed is 7 and was 42, and the text, its division",
         ),
     ],
 )
@@ -53,7 +57,15 @@ def test_another_order_of_the_text_is_said_and_as_much_counts_as_read(change, ne
     (sentence,) = found.sentences
     assert found.next_batch == next_batch
     assert sentence.startswith(says)
-    assert "As much of it counts as read as before (1,536 bytes)" in sentence
+    assert "As much of it counts as read as before (1,536 tokens)" in sentence
+
+
+def test_what_more_text_does_to_epochs_is_said():
+    now = NOW._replace(text="c", windows=40)
+    (sentence,) = find_position(SAVED | {"windows": 20}, now, 6).sentences
+    assert sentence.endswith(" An epoch has 40 windows and had 20: the run was in epoch 3 and is in epoch 2.")
+    (sentence,) = find_position(SAVED | {"windows": 40}, now, 6).sentences
+    assert sentence.endswith("some is read again and some left out.")
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ def save(folder, *steps, **extra):
 
 
 def begin(folder, resume=None, overwrite=False, now=NOW):
-    """Begins a run as `train` does; returns its start and what was said."""
+    """Begins a run as `train` does; returns its start, but for what was saved, and what was said."""
     said = []
     start = load_start(Engine(), folder, resume, said.append, now=now, overwrite=overwrite)
     claim(folder, start, said.append, overwrite=overwrite)
-    return start, said
+    return start._replace(saved={}), said
 
 
 def steps(folder):

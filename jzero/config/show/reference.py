@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from jzero.config.config import Config
 from jzero.config.resolve.auto import FILLS
 from jzero.config.schema.arguments import TrainingArguments
+from jzero.config.schema.foreign_arguments import FOREIGN
 from jzero.config.schema.section import Section, SectionType, sections_of
 from jzero.config.schema.verdicts import HONOURED, Verdict, verdict
 from jzero.config.show.display import plain
@@ -53,10 +54,15 @@ def _section(cls: SectionType, path: str, around: Verdict) -> Iterator[str]:
 def _training_arguments() -> Iterator[str]:
     """The part of a run file that fills `"auto"`."""
     yield from ("## `training_arguments`", "")
-    yield from ("| key | type | default | fills |", "|---|---|---|---|")
+    yield from ("| key | type | default | fills, or what happens |", "|---|---|---|---|")
     for name, field in TrainingArguments.model_fields.items():
+        own = verdict(field)
         filled = ", ".join(f"`{path}`" for path, row in FILLS.items() if name in row.arguments)
-        yield f"| `{name}` | {type_words(field)} | {_default(field)} | {filled} |"
+        happens = "; ".join(filter(None, (filled, f"{'refused: ' * (own.kind == 'refused')}{own.reason}")))
+        yield f"| `{name}` | {type_words(field)} | {_default(field)} | {happens} |"
+    yield from ("", "These have no effect here, and a file that has them gets a note:", "")
+    for reason in dict.fromkeys(FOREIGN.values()):
+        yield f"- {', '.join(f'`{name}`' for name, why in FOREIGN.items() if why == reason)}: {reason}"
     yield ""
 
 

@@ -2,19 +2,15 @@
 
 Files come in the order of a hash of their path, and the same hash divides them into training and validation text. So
 the order is the same on every machine, neighbours in it are unrelated, and adding a file moves no other one across.
-All of it is read: in memory are as many bytes as the files have.
 """
 
 import hashlib
-import io
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from jzero.errors import ConfigError
 
@@ -55,7 +51,7 @@ def stdlib_files() -> list[NamedFile]:
     return sorted(found, key=lambda file: file.draw)
 
 
-def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
+def glob_files(patterns: Sequence[str], base: Path, what: str = "data.files") -> list[NamedFile]:
     """The files that match any of some globs, each once.
 
     A file is named relative to the part of the pattern that has no wildcards, so that its name is the same wherever the
@@ -65,6 +61,7 @@ def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
         patterns: globs relative to `base`, or absolute; `**` crosses folders. The path of a file stands for that file,
             even if it has characters that a glob reads otherwise.
         base: the folder of the run file.
+        what: gives the patterns, for messages.
 
     Raises:
         ConfigError: for a pattern that matches no file.
@@ -75,9 +72,9 @@ def glob_files(patterns: Sequence[str], base: Path) -> list[NamedFile]:
         try:
             matches = [root / glob] if (root / glob).is_file() else [path for path in root.glob(glob) if path.is_file()]
         except (ValueError, IndexError, NotImplementedError, OSError) as error:  # "**x", "", "/"
-            raise ConfigError(f"data.files: {pattern!r} is no glob ({error}).") from None
+            raise ConfigError(f"{what}: {pattern!r} is no glob ({error}).") from None
         if not matches:
-            raise ConfigError(f"data.files: no file matches {pattern!r} in {base.resolve()}.")
+            raise ConfigError(f"{what}: no file matches {pattern!r} in {base.resolve()}.")
         for name, path in sorted((path.relative_to(root).as_posix(), path) for path in matches):
             found.setdefault(os.path.abspath(path), NamedFile(name, path))
     return sorted(found.values(), key=lambda file: file.draw)  # files of one name stay in the order of the patterns
@@ -91,55 +88,3 @@ def _divided(pattern: str, base: Path) -> tuple[Path, str]:
     parts = Path(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts) - 1)
     return base.joinpath(*parts[:fixed]), str(Path(*parts[fixed:]))
-
-
-def read_split(files: Iterable[NamedFile], validation_share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Reads files and divides them into training and validation text.
-
-    Args:
-        files: in the order in which they are read.
-        validation_share: the share of the files, by name, that becomes validation text.
-
-    Returns:
-        Both texts as bytes, `uint8[length]`, each file followed by a zero byte. If one of them has no file, as with a
-        single file, the end of the text is the validation text.
-
-    Raises:
-        ConfigError: if a file cannot be read.
-    """
-    parts: tuple[list[Path], list[Path]] = [], []
-    for file in files:
-        parts[file.draw < validation_share].append(file.path)
-    train, validation = map(_read, parts)
-    if not len(train) or not len(validation):
-        text = train if len(train) else validation
-        cut = len(text) - int(len(text) * validation_share)
-        return text[:cut], text[cut:]
-    return train, validation
-
-
-def _read(paths: Sequence[Path]) -> np.ndarray:
-    """Files one after the other, read into their final place: the text is in memory once."""
-    try:
-        sizes = [path.stat().st_size for path in paths]
-        text = np.zeros(sum(sizes) + len(sizes), np.uint8)  # a zero byte after each file
-        at = 0
-        for path, size in zip(paths, sizes, strict=True):
-            with path.open("rb", buffering=0) as file:
-                _fill(file, text.data[at : at + size], path)
-            at += size + 1
-    except OSError as error:
-        raise ConfigError(f"data: cannot read {error.filename}: {error.strerror}.") from None
-    except MemoryError:
-        raise ConfigError(
-            f"data: the {sum(sizes):,} bytes of text do not fit into this process's memory; name fewer files."
-        ) from None
-    return text
-
-
-def _fill(file: io.RawIOBase, space: memoryview, path: Path) -> None:
-    """Reads a whole file, some gigabytes at a time at most, as the system does."""
-    while len(space) and (count := file.readinto(space)):
-        space = space[count:]
-    if len(space) or file.read(1):
-        raise ConfigError(f"data: {path} changed its length while it was read; start again when it is complete.")

@@ -1,72 +1,117 @@
-"""Byte tokens cut into windows; a batch is a pure function of its index.
+"""Batches of rows; a batch is a pure function of its index.
 
 The position of a run in its data is therefore one integer, a checkpoint needs no iterator state, and each process takes
-its own rows of the same batch. This is the random access that grain's `MapDataset` offers; over text in memory it is
-one permutation per epoch and one indexing, so the dependency and its prefetching threads would buy nothing here.
+its own rows of the same batch. This is the random access that grain's `MapDataset` offers, without the dependency.
 """
 
-import functools
-import hashlib
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from jzero.errors import ConfigError
+from jzero.train.data.order import Order, Shares
+from jzero.train.data.rows import Row, Rows, as_full, digest
 
-VOCAB_SIZE = 256
-"""Byte tokens: every file is text, and nothing is out of vocabulary."""
+Batch = dict[str, np.ndarray]
 
 
-class Windows:
-    """A text as windows of `seq_len + 1` bytes, each starting where the last one's targets end.
+class Batches(Protocol):
+    """Batches of a text, or of a mixture of texts.
 
-    Args:
-        text: the bytes, also as `uint8[length]`, which is not copied.
-        seq_len: tokens a model sees at once.
-        seed: of the order, which is a new permutation of all windows in every epoch.
-        name: what to call the text in errors.
-
-    Raises:
-        ConfigError: if the text is shorter than one window.
-
-    Example:
-        >>> windows = Windows(b"to be, or not to be", seq_len=6, seed=0)
-        >>> windows.n_windows, windows.batch(0, 2)["tokens"].shape
-        (3, (2, 7))
+    Attributes:
+        n_windows: rows of an epoch.
+        seq_len: tokens that a model sees at once.
+        fingerprint: tells texts apart, their rows and their shares.
     """
 
-    def __init__(self, text: bytes | np.ndarray, seq_len: int, seed: int, name: str = "text"):
-        self.n_windows = (len(text) - 1) // seq_len
-        if self.n_windows < 1:
-            raise ConfigError(
-                f"the {name} is {len(text)} bytes long; data.seq_len {seq_len} needs at least {seq_len + 1}."
-            )
-        self.seq_len = seq_len
-        self.seed = seed
-        self._tokens = np.frombuffer(text, np.uint8)
-        self._order = functools.lru_cache(maxsize=2)(self._permutation)
+    n_windows: int
+    seq_len: int
+    fingerprint: str
 
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Tells texts apart: sixteen hexadecimal digits that depend on every byte."""
-        return hashlib.sha256(self._tokens.data).hexdigest()[:16]
-
-    def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> dict[str, np.ndarray]:
+    def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> Batch:
         """One batch, or one process's part of it.
 
         Args:
             index: which batch, from 0; there is no last one, epochs follow each other without a seam.
-            rows: windows in the whole batch.
+            rows: rows of the whole batch.
             part: which part, below `n_parts`.
             n_parts: how many equal parts the batch is divided into.
 
         Returns:
-            `{"tokens": int32[rows / n_parts, seq_len + 1]}`.
+            `{"tokens": int32[rows / n_parts, seq_len + 1]}`, and the other fields of `jzero.train.data.rows` where
+            documents are kept apart or not every token counts.
         """
-        own = rows // n_parts
-        first = index * rows + part * own
-        starts = [self._order(i // self.n_windows)[i % self.n_windows] for i in range(first, first + own)]
-        at = np.asarray(starts)[:, None] * self.seq_len + np.arange(self.seq_len + 1)
-        return {"tokens": self._tokens[at].astype(np.int32)}
+        ...
 
-    def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self.n_windows)
+
+class Windows:
+    """The rows of one text, in a new order in every epoch.
+
+    Args:
+        rows: by number.
+        seed: whole numbers that choose the orders.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from jzero.train.data.documents import FileDocuments, divide
+        >>> from jzero.train.data.files import NamedFile
+        >>> from jzero.train.data.rows import SplitRows
+        >>> path = Path(tempfile.mkdtemp(), "a.txt")
+        >>> _ = path.write_text("to be, or not to be")
+        >>> text, _ = divide(FileDocuments([NamedFile("a.txt", path)]), 0)
+        >>> windows = Windows(SplitRows(text, seq_len=6), seed=[0])
+        >>> windows.n_windows, windows.batch(0, 2)["tokens"].shape
+        (3, (2, 7))
+    """
+
+    def __init__(self, rows: Rows, seed: Sequence[int]):
+        self.rows = rows
+        self.n_windows, self.seq_len, self.fingerprint = rows.n_rows, rows.seq_len, rows.fingerprint
+        self._order = Order(rows.n_rows, seed)
+
+    def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> Batch:
+        """One batch, or one process's part of it; see `Batches`."""
+        return _stacked([self.row(place) for place in _places(index, rows, part, n_parts)])
+
+    def row(self, place: int) -> Row:
+        """The row that comes at a place."""
+        return self.rows.row(self._order.at(place))
+
+
+class Mixture:
+    """Several texts, each with its share of the rows and in its own epochs.
+
+    Args:
+        parts: the texts, of one `seq_len`.
+        weights: their shares, in proportion.
+        seed: of the order in which they take turns.
+    """
+
+    def __init__(self, parts: Sequence[Windows], weights: Sequence[float], seed: int):
+        self.parts, self._shares = parts, Shares(weights, seed)
+        self.n_windows, self.seq_len = sum(part.n_windows for part in parts), parts[0].seq_len
+        self.fingerprint = digest(*(part.fingerprint for part in parts), *self._shares.counts)
+        self._full = any(part.rows.full for part in parts)
+
+    def batch(self, index: int, rows: int, *, part: int = 0, n_parts: int = 1) -> Batch:
+        """One batch, or one process's part of it; see `Batches`."""
+        return _stacked([self._row(place) for place in _places(index, rows, part, n_parts)])
+
+    def _row(self, place: int) -> Row:
+        part, number = self._shares.at(place)
+        row = self.parts[part].row(number)
+        return as_full(row) if self._full else row
+
+
+def _places(index: int, rows: int, part: int, n_parts: int) -> range:
+    if rows % n_parts:
+        raise ConfigError(f"a batch of {rows} rows cannot be divided among {n_parts} processes.")
+    own = rows // n_parts
+    first = index * rows + part * own
+    return range(first, first + own)
+
+
+def _stacked(rows: Sequence[Row]) -> Batch:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

@@ -20,6 +20,7 @@ _FORMATS = {
     "loss_scale": "loss scale {:g}",
     "skipped_steps": "skipped {:.0f}",
     "tokens_per_second": "{:,.0f} tok/s",
+    "samples_per_second": "{:,.1f} samples/s",
 }
 
 
@@ -31,12 +32,13 @@ class ConsoleView:
         total: steps of the whole run.
         start: steps already taken, by the run that this one resumes.
         every: print a lasting line every so many steps; validation losses are printed whenever there is one.
+        first: print one for the first step too.
     """
 
-    def __init__(self, console: Console, *, total: int, start: int = 0, every: int = 10):
+    def __init__(self, console: Console, *, total: int, start: int = 0, every: int = 10, first: bool = False):
         self._console = console
         self._total = total
-        self._every = every
+        self._every, self._first = every, first
         self._shown: dict[str, float] = {}
         self._bar = _BarWithFigures(
             TextColumn("[bold]step"),
@@ -53,7 +55,8 @@ class ConsoleView:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Updates the bar; prints a line if it is due."""
         self._shown |= metrics
-        if "validation_loss" in metrics or step % self._every == 0 or step == self._total:
+        due = step % self._every == 0 or step == self._total or (self._first and step == 1)
+        if "validation_loss" in metrics or due:
             self._console.print(f"step {step:>5}  {escape(describe(metrics))}", highlight=False, soft_wrap=True)
         self._bar.update(self._task, completed=step, figures=describe(self._shown))
 

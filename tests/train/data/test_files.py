@@ -1,13 +1,22 @@
 """Which files are read, in which order, and how they are divided."""
 
+import os
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jzero.errors import ConfigError
-from jzero.train.data import files
-from jzero.train.data.files import NamedFile, glob_files, read_split, stdlib_files
+from jzero.train.data.documents import FileDocuments, divide
+from jzero.train.data.files import NamedFile, glob_files, stdlib_files
+
+
+def read_split(files, share):
+    """Training and validation text, whole."""
+    return [
+        np.concatenate([text.documents.read(int(text.which[n]), a, b) for n, a, b in text.spans(0, len(text))])
+        for text in divide(FileDocuments(files), share)
+    ]
 
 
 def write(folder: Path, count: int) -> None:
@@ -60,12 +69,26 @@ def test_all_of_a_long_text_is_read(tmp_path):
     assert sum(map(len, read_split(glob_files(["*.txt"], tmp_path), 0.5))) == 9_000_003
 
 
-def test_a_file_that_grows_while_it_is_read_is_a_sentence(tmp_path, monkeypatch):
+@pytest.mark.parametrize("content", ["abcd", "ab", "xyz"])
+def test_a_file_that_changes_while_it_is_read_is_a_sentence(tmp_path, content):
     (tmp_path / "a.txt").write_text("abc")
-    found = glob_files(["a.txt"], tmp_path)
-    monkeypatch.setattr(files.Path, "stat", lambda self: SimpleNamespace(st_size=2))
-    with pytest.raises(ConfigError, match=r"a\.txt changed its length while it was read"):
-        read_split(found, 0.2)
+    documents = FileDocuments(glob_files(["a.txt"], tmp_path))
+    (tmp_path / "a.txt").write_text(content)
+    os.utime(tmp_path / "a.txt", (1, 1))
+    with pytest.raises(ConfigError, match=r"a\.txt has changed since the run began to read it"):
+        documents.read(0, 0, 3)
+
+
+def test_the_fingerprint_tells_texts_apart_also_where_it_reads_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("jzero.train.data.documents._BLOCK", 4)
+    for limit in (2**30, 1):
+        monkeypatch.setattr("jzero.train.data.documents._WHOLE_HASH", limit)
+        prints = set()
+        for content in ("aaaabbbbcccc", "aaaabbbbcccd", "xaaabbbbcccc", "aaaabbbbccccc"):
+            (tmp_path / "a.txt").write_text(content)
+            documents = FileDocuments(glob_files(["a.txt"], tmp_path))
+            prints |= {tuple(text.fingerprint for text in divide(documents, share)) for share in (0.2, 0.3)}
+        assert len(prints) == 8
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path):

@@ -55,7 +55,8 @@ def _next_token_loss(model, batch, **options: bool) -> jax.Array:
         return _cross_entropy(model(tokens, **options), targets)
 
     def loss(hidden: jax.Array, head: jax.Array, head_layout: HeadLayout) -> jax.Array:
-        mean = cross_entropy(hidden, head, targets, head_layout=head_layout)
+        softcap = getattr(model, "logit_softcap", None)
+        mean = cross_entropy(hidden, head, targets, head_layout=head_layout, softcap=softcap)
         return mean.total / cast(jax.Array, mean.weight)
 
     return model.with_output(tokens, loss, **options)

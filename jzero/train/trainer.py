@@ -91,6 +91,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         **what,
         config=deepspeed,
         schedule=None if has_schedule else hf_schedule(_with_rate_of(deepspeed, arguments), n_steps),
+        params=model.weights,
         mesh=mesh,
         seed=arguments.seed,
     )
@@ -117,6 +118,11 @@ def language_model(config: RunConfig) -> models.BuiltModel:
         ConfigError: no such model, or one that cannot read the run file's text.
     """
     model = models.build(config.model)
+    if model.n_labels is not None:
+        raise ConfigError(
+            f"model.hf {config.model['hf']} classifies rows of text, and jzero train trains models that predict "
+            "tokens; use jzero.models.from_hf and jzero.initialize."
+        )
     if model.vocab_size is None:
         raise ConfigError(
             f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "

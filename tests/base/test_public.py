@@ -26,7 +26,9 @@ PUBLIC = {
         restrict run_replacing scan_arity subprogram trace""",
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
-        SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
+        SIZES ViT ViTConfig build classification_loss from_hf next_token_loss with_size""",
+    "jzero.models.hf": """Decoder DecoderConfig Encoder EncoderConfig GPT2 GPT2Config HFWeights Rope
+        row_classification_loss""",
     "jzero.ops": "attention attention_with_lse cross_entropy",
     "jzero.optim": "Optimizer build_optimizer",
     "jzero.plan": """ClosedForm Cluster Collective DeepSpeedEstimate GPUS GpuFigures KINDS

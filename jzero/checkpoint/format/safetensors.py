@@ -54,12 +54,14 @@ class Entry(NamedTuple):
         shape: its shape.
         dtype: the name of its dtype.
         blocks: reads it, some rows at a time.
+        mapped: the array as it lies in its file, of which only what is looked at is read; None where it cannot be.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     blocks: Callable[[], Iterable[np.ndarray]]
+    mapped: Callable[[], np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -190,4 +192,10 @@ def _entry(file: Path, name: str, facts: _Facts, start: int) -> Entry:
             opened.seek(start + begin)
             return [np.frombuffer(opened.read(end - begin), dtype).reshape(shape)]
 
-    return Entry(name, shape, dtype.name, blocks)
+    def mapped() -> np.ndarray:
+        if not end - begin:
+            return np.zeros(shape, dtype)
+        with open_regular(file) as opened:
+            return np.memmap(opened, dtype, "r", start + begin, shape)
+
+    return Entry(name, shape, dtype.name, blocks, mapped)

@@ -154,7 +154,7 @@ def open_sources(weights: HFWeights, shapes: Mapping[str, tuple[int, ...]]) -> d
     sources: dict[str, LeafSource] = {}
     used: set[str] = set()
     for rule in names.rules:
-        for leaf, tensors in _leaves_of(rule, shapes).items():
+        for leaf, tensors in leaves_of(rule, shapes).items():
             found = [spelt[name] for name in tensors if name in spelt]
             sources[leaf] = _source(leaf, shapes[leaf], rule, found, _About(names, where, len(tensors), weights))
             used.update(tensors)
@@ -194,7 +194,7 @@ class _About(NamedTuple):
     weights: HFWeights
 
 
-def _leaves_of(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
+def leaves_of(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
     """The leaves of a model that a rule makes, each with the names of its tensors."""
     if not rule.of_layers:
         return {rule.leaf: [rule.tensor]} if rule.leaf in shapes else {}

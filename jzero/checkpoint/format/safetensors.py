@@ -93,7 +93,28 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
         >>> open_file(file)["w"].read().tolist()
         [1.0, 1.0]
     """
-    entries, header, offset = list(entries), {}, 0
+    entries = list(entries)
+    head, _ = head_of(entries, metadata)
+    with file.open("wb") as out:
+        out.write(head)
+        for entry in entries:
+            for block in entry.blocks():
+                out.write(as_bytes(block))
+                del block  # before the next one is made
+
+
+def head_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """What a file begins with, and at which byte of it each array begins.
+
+    Raises:
+        CheckpointError: the format has no such dtype or name.
+
+    Example:
+        >>> head, places = head_of([Entry("w", (2,), "float32", list), Entry("b", (1,), "int8", list)], {})
+        >>> places["b"] - places["w"], places["w"] == len(head)
+        (8, True)
+    """
+    header, offset = {}, 0
     for entry in entries:
         if entry.dtype not in NAMES:
             raise CheckpointError(f"{entry.name} is of dtype {entry.dtype}, which safetensors does not have.")
@@ -105,13 +126,8 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
         offset = end
     text = json.dumps({_METADATA: dict(metadata), **header}).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for entry in entries:
-            for block in entry.blocks():
-                out.write(as_bytes(block))
-                del block  # before the next one is made
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + facts["data_offsets"][0] for name, facts in header.items()}
 
 
 def as_bytes(block: np.ndarray) -> memoryview:

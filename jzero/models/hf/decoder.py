@@ -15,8 +15,8 @@ from jzero.errors import ModelError
 from jzero.models import ops
 from jzero.models.blocks import make_blocks
 from jzero.models.hf.activations import Activation
-from jzero.models.hf.decoder_config import DecoderConfig
 from jzero.models.hf.attention_dropout import dropping
+from jzero.models.hf.decoder_config import DecoderConfig
 from jzero.models.hf.gates import GATES
 from jzero.models.hf.rope import cos_sin, turn
 from jzero.models.hf.run_layers import layers_run

@@ -18,6 +18,7 @@ from jzero.models.hf.activations import Activation
 from jzero.models.hf.attention_dropout import dropping
 from jzero.models.hf.decoder_config import DecoderConfig
 from jzero.models.hf.gates import GATES
+from jzero.models.hf.lookup import looked_up
 from jzero.models.hf.rope import cos_sin, turn
 from jzero.models.hf.run_layers import layers_run
 from jzero.models.layers import Head, linear
@@ -183,7 +184,7 @@ class Decoder(nnx.Module):
         config = self.config
         if tokens.shape[-1] > config.seq_len:
             raise ModelError(f"the batch has {tokens.shape[-1]} tokens a row; the model is made for {config.seq_len}.")
-        x = self.wte[...][tokens]
+        x = looked_up(self.wte[...], tokens, config.pad_token)
         if config.scale_embedding:
             x = x * jnp.asarray(config.d_model**0.5, x.dtype)  # rounded, as in the weights' own dtype
         places = jnp.arange(tokens.shape[-1], dtype=jnp.int32)[None] if positions is None else positions

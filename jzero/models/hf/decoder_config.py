@@ -46,6 +46,7 @@ class DecoderConfig:
         attention_softcap: see `jzero.attention`.
         logit_softcap: logits `x` become `cap * tanh(x / cap)`.
         tie_head: the output layer is the token embedding's table.
+        pad_token: the token id whose embedding learns nothing from being looked up, as torch has it; None for none.
         attention_dropout: the share of attention weights that training drops.
         init_std: standard deviation of new weights.
         attention: which path of `jzero.attention` the blocks take.
@@ -85,6 +86,7 @@ class DecoderConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     tie_head: bool = False
+    pad_token: int | None = None
     attention_dropout: float = 0.0
     init_std: float = 0.02
     attention: Implementation = "auto"

@@ -24,6 +24,7 @@ _GEMMA = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "num_key_value_heads": 4,
+    "pad_token_id": 0,
 }
 DEFAULTS: Mapping[str, Mapping[str, Json]] = {
     "llama": {**_PLAIN, "max_position_embeddings": 2048},
@@ -51,7 +52,7 @@ DEFAULTS: Mapping[str, Mapping[str, Json]] = {
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
     },
-    "olmo2": {**_PLAIN, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    "olmo2": {**_PLAIN, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "pad_token_id": 1},
 }
 """Of each family what stands for a key that its file lacks."""
 
@@ -121,6 +122,7 @@ def decoder_config(family: str, values: Mapping[str, Json], where: str, form: Fo
         attention_softcap=keys.optional("attn_logit_softcapping") if family == "gemma2" else None,
         logit_softcap=keys.optional("final_logit_softcapping") if gemma else None,
         tie_head=keys.flag("tie_word_embeddings"),
+        pad_token=keys.pad_token(),
         attention_dropout=keys.number("attention_dropout", 0.0),
         init_std=keys.number("initializer_range"),
         **form,

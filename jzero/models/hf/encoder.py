@@ -13,6 +13,7 @@ from jzero.models.hf.activations import Activation
 from jzero.models.hf.attention_dropout import dropping
 from jzero.models.hf.encoder_config import EncoderConfig
 from jzero.models.hf.gates import ACTIVATIONS
+from jzero.models.hf.lookup import looked_up
 from jzero.models.hf.run_layers import layers_run
 from jzero.models.layers import Head, LayerNorm, linear
 from jzero.ops import attention
@@ -96,7 +97,9 @@ class Encoder(nnx.Module):
         config, n_tokens = self.config, tokens.shape[-1]
         if n_tokens > config.seq_len:
             raise ModelError(f"the batch has {n_tokens} tokens a row; the model is made for {config.seq_len}.")
-        x = self.wte[...][tokens] + (self.types[0] if types is None else self.types[...][types])
+        x = looked_up(self.wte[...], tokens, config.pad_token) + (
+            self.types[0] if types is None else self.types[...][types]
+        )
         x = self.dropout(self.ln_e(x + self._positions(tokens)))
         counted = None if mask is None else mask.astype(jnp.int32)
         x = layers_run(
@@ -112,7 +115,7 @@ class Encoder(nnx.Module):
     def _positions(self, tokens: jax.Array) -> jax.Array:
         """The embedding of each token's position: its place among those that are no padding, where that is known."""
         first, pad = self.config.first_position, self.config.pad_token
-        if pad is None:
-            return self.wpe[first : first + tokens.shape[-1]]
+        if not first:
+            return self.wpe[: tokens.shape[-1]]
         counts = (tokens != pad).astype(jnp.int32)
-        return self.wpe[...][jnp.cumsum(counts, axis=-1) * counts + first - 1]
+        return looked_up(self.wpe[...], jnp.cumsum(counts, axis=-1) * counts + first - 1, first - 1)

@@ -21,8 +21,8 @@ class EncoderConfig:
         n_head: attention heads; must divide `d_model`.
         d_ff: width of the feed-forward layer.
         n_labels: number of classes.
-        first_position: row of the first token's position; RoBERTa's is 1 plus `pad_token`.
-        pad_token: the id of padding; None where positions do not depend on it.
+        first_position: row of the first token's position. RoBERTa's is 1 plus `pad_token`, and padding does not count.
+        pad_token: the id of padding, whose embedding learns nothing from being looked up; None for none.
         activation: of the feed-forward layer.
         norm_epsilon: added to the variances.
         dropout: rate after the embedding and after both halves of a block.

@@ -59,6 +59,15 @@ class Keys:
             raise self.wrong(key, "true or false")
         return value
 
+    def pad_token(self) -> int | None:
+        """The id of padding, counted from the end if it is negative, as torch does; or None."""
+        value, size = self.get("pad_token_id"), self.whole("vocab_size")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not -size <= value < size:
+            raise self.wrong("pad_token_id", f"one of the {size} token ids, or null")
+        return value % size
+
     def texts(self, key: str, known: Iterable[str]) -> list[str] | None:
         """A list of known words, or None."""
         value = self.get(key)

@@ -102,8 +102,8 @@ def encoder_config(family: str, values: Mapping[str, Json], where: str, **form: 
     roberta, labels = family == "roberta", n_labels(values)
     if labels < 2:
         raise ConfigError(f"{where} has {labels} label, which makes a regression of it; jzero has classification.")
-    pad = keys.get("pad_token_id")
-    if roberta and (isinstance(pad, bool) or not isinstance(pad, int) or pad < 0):
+    pad = keys.pad_token()
+    if roberta and pad is None:
         raise keys.wrong("pad_token_id", "a token id, behind which positions begin")
     dropout = keys.number("hidden_dropout_prob")
     return EncoderConfig(
@@ -115,8 +115,8 @@ def encoder_config(family: str, values: Mapping[str, Json], where: str, **form: 
         n_head=keys.whole("num_attention_heads"),
         d_ff=keys.whole("intermediate_size"),
         n_labels=labels,
-        first_position=pad + 1 if roberta else 0,
-        pad_token=pad if roberta else None,
+        first_position=pad + 1 if roberta and pad is not None else 0,
+        pad_token=pad,
         activation=activation(keys, "hidden_act"),
         norm_epsilon=keys.number("layer_norm_eps"),
         dropout=dropout,

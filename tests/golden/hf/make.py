@@ -178,12 +178,43 @@ def ropes() -> dict[str, Any]:
     return found
 
 
+CURVE = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+"""AdamW of the fine-tuning whose losses `curve.json` holds."""
+
+
+def batches() -> list[np.ndarray]:
+    """Thirty batches of tokens that can be learned: each counts up by a step of its row's own, with some noise."""
+    random = np.random.default_rng(2)
+    rows = lambda: (random.integers(0, 64, (8, 1)) + random.integers(1, 4, (8, 1)) * np.arange(13)) % 64
+    noise = lambda x: np.where(random.random(x.shape) < 0.1, random.integers(0, 64, x.shape), x)
+    return [noise(rows()).astype(np.int32) for _ in range(30)]
+
+
+def curve(folder: Path) -> list[float]:
+    """The losses of thirty steps of full fine-tuning with transformers and torch's AdamW, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), **CURVE)
+    losses = []
+    for batch in batches():
+        tokens = torch.tensor(batch).long()
+        loss = model(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
 if __name__ == "__main__":
     import torch
     import transformers
 
     for case in sys.argv[1:] or CASES:
         write(case, HERE / case)
+    (HERE / "curve.json").write_text(json.dumps(curve(HERE / "llama")) + "\n")
     (HERE / "rope.json").write_text(json.dumps(ropes()) + "\n")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (HERE / "versions.json").write_text(json.dumps(versions) + "\n")

@@ -45,8 +45,8 @@ _COPIED = (
 )
 """What else of a source's folder a reader needs."""
 
-_AT_ONCE = 2**22
-"""About how many elements are turned round at once."""
+_AT_ONCE, _TURNED_AT_ONCE = 2**22, 2**18
+"""About how many elements are written at once; of those that are turned round so few that caches hold them."""
 
 _PARAMS = "params/"
 
@@ -215,7 +215,7 @@ def _put(x: np.ndarray, transform: Transform, handle: IO[bytes], at: int) -> Non
     """Writes an array as its tensor, some rows at a time."""
     x = TRANSFORMS[transform].into_file(x)
     handle.seek(at)
-    step = max(1, _AT_ONCE // max(1, x[:1].size)) if x.ndim else 1
+    step = max(1, (_AT_ONCE if transform == "same" else _TURNED_AT_ONCE) // max(1, x[:1].size)) if x.ndim else 1
     for row in range(0, len(x), step) if x.ndim else [...]:
         handle.write(as_bytes(x[row if row is ... else slice(row, row + step)]))
 

@@ -27,6 +27,9 @@ Index = tuple[slice, ...]
 _AT_ONCE = 2**20
 """About how many elements pass through the buffer at a time."""
 
+_TURNED = 64
+"""How many rows are turned round at a time: so many that what is read and written stays in a processor's caches."""
+
 _NAMED = 5
 """How many names a message lists."""
 
@@ -125,16 +128,20 @@ def copy_into(out: np.ndarray, part: np.ndarray) -> None:
         >>> out.tolist()
         [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
     """
-    if part.ndim > 1 and part.strides[0] < part.strides[-1]:  # transposed: its last dimension is the file's first
+    turned = part.ndim > 1 and part.strides[0] < part.strides[-1]  # its last dimension is the file's first
+    if turned:
         out, part = out.T, part.T
     step = max(1, _AT_ONCE // max(1, part[:1].size)) if part.ndim else 1
+    step = min(step, _TURNED) if turned else step
     for at in range(0, len(part), step) if part.ndim else [...]:
         rows = at if at is ... else slice(at, at + step)
-        if part.dtype == jnp.bfloat16 and out.dtype == np.float32:  # a shift, many times as fast as a cast
-            bits = out[rows].view(np.uint32)
-            np.left_shift(part[rows].view(np.uint16), np.uint32(16), out=bits, dtype=np.uint32)
-        else:
-            out[rows] = narrowed(part[rows], out.dtype)
+        out[rows] = _cast(part[rows], out.dtype)
+
+
+def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if x.dtype == jnp.bfloat16 and dtype == np.float32:  # a shift, several times as fast as NumPy's cast
+        return np.left_shift(x.view(np.uint16), np.uint32(16), dtype=np.uint32).view(np.float32)
+    return narrowed(x, dtype)
 
 
 def open_sources(weights: HFWeights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, LeafSource]:

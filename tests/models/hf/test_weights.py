@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -169,3 +170,20 @@ def test_an_engine_in_16_bits_reads_what_the_files_hold():
     tensors = tensors_of(model, by_path(engine.params))
     for name, entry in open_weights(GOLDEN / "qwen2").entries.items():
         np.testing.assert_array_equal(tensors[name], entry.read().astype(np.float32))
+
+
+@pytest.mark.parametrize("transform", ["same", "transpose"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_shard_takes_its_own_memory_and_little_more(tmp_path, transform, dim):
+    x = np.ones((5000, 5000), ml_dtypes.bfloat16)  # 50 MB
+    write(tmp_path / "x.safetensors", [Entry("x", x.shape, "bfloat16", lambda: [x])], {})
+    entry = open_file(tmp_path / "x.safetensors")["x"]
+    index = tuple(slice(625, 1250) if d == dim else slice(None) for d in range(2))
+    tracemalloc.start()
+    try:
+        part = LeafSource("x", x.shape, (entry,), transform).read(index, np.float32)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert part.all()
+    assert most < part.nbytes + 8e6

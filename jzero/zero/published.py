@@ -34,14 +34,22 @@ def read_published(fns: Functional, weights: HFWeights) -> Params:
 
 
 def _placed(source: LeafSource, place: Placement, stored: jax.ShapeDtypeStruct) -> jax.Array:
-    def read(index: Index | None) -> np.ndarray:
-        assert index is not None
-        bounds = [s.indices(n)[:2] for s, n in zip(index, stored.shape, strict=True)]
-        within = tuple(slice(min(a, n), min(b, n)) for (a, b), n in zip(bounds, place.shape, strict=True))
-        part = source.read(within, stored.dtype)
-        missing = [(0, b - a - n) for (a, b), n in zip(bounds, part.shape, strict=True)]
-        return np.pad(part, missing) if any(n for _, n in missing) else part
-
     assert stored.sharding is not None
-    array = jax.make_array_from_callback(stored.shape, in_default_memory(stored.sharding), read)
-    return array.block_until_ready()  # its buffers go before the next leaf is read
+    sharding = in_default_memory(stored.sharding)
+    parts: list[jax.Array] = []
+    read_index, part = None, np.zeros(())
+    for device, index in sharding.addressable_devices_indices_map(stored.shape).items():
+        assert index is not None
+        if index != read_index:  # of a leaf that is whole everywhere all devices get the same
+            read_index, part = index, _read(source, index, place, stored)
+        parts.append(jax.device_put(part, device).block_until_ready())  # its buffer goes before the next one is read
+    return jax.make_array_from_single_device_arrays(stored.shape, sharding, parts)
+
+
+def _read(source: LeafSource, index: Index, place: Placement, stored: jax.ShapeDtypeStruct) -> np.ndarray:
+    """A part of a leaf, with the zeros that it is stored with."""
+    bounds = [s.indices(n)[:2] for s, n in zip(index, stored.shape, strict=True)]
+    within = tuple(slice(min(a, n), min(b, n)) for (a, b), n in zip(bounds, place.shape, strict=True))
+    part = source.read(within, stored.dtype)
+    missing = [(0, b - a - n) for (a, b), n in zip(bounds, part.shape, strict=True)]
+    return np.pad(part, missing) if any(n for _, n in missing) else part

@@ -187,3 +187,17 @@ def test_a_shard_takes_its_own_memory_and_little_more(tmp_path, transform, dim):
         tracemalloc.stop()
     assert part.all()
     assert most < part.nbytes + 8e6
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_a_state_that_is_offloaded_begins_with_the_weights_too(tmp_path, device):
+    model = from_hf(GOLDEN / "gpt2")
+    place = {"device": device, **({"nvme_path": str(tmp_path)} if device == "nvme" else {})}
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_optimizer": place}
+    if device == "cpu":
+        zero["offload_param"] = {"device": "cpu"}
+    adamw = {"type": "AdamW", "params": {"lr": 0.01}}
+    batch = expected("gpt2")[0]
+    engine = engine_of(model, batch, Form(True, 8, 3), zero_optimization=zero, optimizer=adamw)
+    for name, x in by_path(read_alone(model)).items():
+        np.testing.assert_array_equal(by_path(engine.params)[name], x)

@@ -95,7 +95,7 @@ def export_hf(
         written = _write(out, plan, max_shard_bytes)
         config = out / "config.json"
         with unfinished_file(config) as unfinished:
-            unfinished.write_text(json.dumps(published.to_config(name), indent=2) + "\n")
+            unfinished.write_text(json.dumps(published.exported_config(name), indent=2) + "\n")
         return [config, *_copy(published.folder, out), *written]
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written to: {error.strerror}.") from error

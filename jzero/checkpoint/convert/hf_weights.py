@@ -165,7 +165,11 @@ def open_sources(weights: HFWeights, shapes: Mapping[str, tuple[int, ...]]) -> d
             found = [spelt[name] for name in tensors if name in spelt]
             sources[leaf] = _source(leaf, shapes[leaf], rule, found, _About(names, where, len(tensors), weights))
             used.update(tensors)
-    assert sources.keys() == shapes.keys(), "a rule for every leaf"
+    if others := sorted(shapes.keys() - sources.keys()):
+        raise CheckpointError(
+            f"the model has {others[0]}, which a {published.family} does not have, and the weights of {where} are of "
+            "one; pass the factory that `from_hf` made beside them."
+        )
     _refuse_missing([s for leaf, s in sources.items() if not s.tensors and leaf not in names.new], where, names)
     _say_new(list(sources.values()), where)
     left = [name for name in spelt if name not in used and not names.is_dropped(name) and not _tied(name, shapes)]

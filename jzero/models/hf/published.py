@@ -96,6 +96,20 @@ class Published:
             values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
         return values
 
+    def exported_config(self, dtype: str) -> dict[str, Json]:
+        """The config.json beside exported weights, which names the class that has them and their head.
+
+        Args:
+            dtype: see `to_config`.
+
+        Example:
+            >>> values = {"model_type": "gpt2", "architectures": ["GPT2Model"]}
+            >>> published = Published(Path(), "gpt2", values, gpt2_config(values, "config.json"))
+            >>> published.exported_config("float32")["architectures"]
+            ['GPT2LMHeadModel']
+        """
+        return {**self.to_config(dtype), "architectures": [FAMILIES[self.family].model]}
+
 
 def open_published(
     path: str | Path,
@@ -128,6 +142,7 @@ def open_published(
         if family not in ("bert", "roberta"):
             raise ConfigError(f"{file} is of a {family}, which predicts tokens; labels are for bert and roberta.")
         names = {str(i): name for i, name in enumerate(labels)}
+        values = {key: value for key, value in values.items() if key != "num_labels"}
         values = {**values, "id2label": names, "label2id": {name: i for i, name in enumerate(labels)}}
     return Published(folder, family, values, _read(str(file), family, values, form), is_part)
 

@@ -123,6 +123,12 @@ def test_files_that_do_not_fit_are_a_sentence(tmp_path, change, says):
     assert "\n" not in str(error.value)
 
 
+def test_weights_of_another_model_are_a_sentence():
+    model = from_hf(GOLDEN / "gpt2")
+    with pytest.raises(CheckpointError, match=r"the model has h\.attn\.x, which a gpt2 does not have, and the weights"):
+        open_sources(model.weights, {"wte": (64, 32), "h.attn.x": (2, 3)})
+
+
 def test_a_number_too_large_for_the_dtype_is_a_sentence():
     entry = Entry("t", (2,), "float32", lambda: [np.array([1.0, 1e9], np.float32)])
     with pytest.raises(CheckpointError, match=r"w cannot be read as float16: 1000000000\.0 is too large for float16"):

@@ -32,8 +32,11 @@ test: $(INSTALLED)
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest @tests/fast.txt -n 2 --dist worksteal
 
+# The extra hf-test goes into a folder of its own: the other tests are to pass without PyTorch.
 test-full: $(INSTALLED)
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal -m "not browser and not torch"
+	test -d .venv-hf || $(BIN)/pip install -qq --disable-pip-version-check --target .venv-hf torch==2.13.0 'transformers>=5.23'
+	PYTHONPATH=.venv-hf $(BIN)/python -m pytest -m full tests/models/hf/test_live.py -n 2 --dist worksteal
 
 # A version whose wheel on PyPI is a build for CPUs, in a folder of its own.
 test-torch: $(INSTALLED)
@@ -68,6 +71,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/tokenize.py
+	$(BIN)/python benchmarks/hf_weights.py
 	$(BIN)/python benchmarks/gpu_real.py
 
 install: $(INSTALLED)

@@ -17,6 +17,7 @@ from jzero.engine import Engine
 from jzero.errors import ConfigError
 from jzero.flax.model import Model
 from jzero.launch.agreement import agree, facts_of_process
+from jzero.models.hf.load import HFWeights
 from jzero.offload.host_budget import check_host_memory
 from jzero.plan.search.auto import resolve_auto
 from jzero.sharding.mesh import mesh_for, n_data_shards, outside_meshes
@@ -24,6 +25,7 @@ from jzero.sharding.placement import path_name
 from jzero.sharding.trees import is_placement
 from jzero.zero.build import Functional, build_functional
 from jzero.zero.given import Given, given_like_model, with_model_state
+from jzero.zero.published import read_published
 from jzero.zero.shapes import Trainable, adapted, model_width
 
 
@@ -37,7 +39,7 @@ def initialize(
     optimizer: optax.GradientTransformation | None = None,
     schedule: optax.Schedule | None = None,
     trainable: Trainable | Mask | None = None,
-    params: Params | None = None,
+    params: Params | HFWeights | None = None,
     model_state: ModelState | None = None,
     mesh: Mesh | None = None,
     seed: int = 0,
@@ -60,7 +62,8 @@ def initialize(
         trainable: which parameters to train: a function of the dotted name, a type of NNX variable such as
             `nnx.LoRAParam`, or a pytree of bool. All by default.
         params: initial parameters, as `engine.params` shows them, in place of the model's own initialisation; or all
-            variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them.
+            variables of the model in one tree, as Linen's `init` or `nnx.to_pure_dict(nnx.state(...))` has them; or the
+            `weights` of `jzero.models.from_hf`, of which every process reads its own shards.
         model_state: what else lasts, such as `{"batch_stats": ...}`, in place of the model's own.
         mesh: from `jzero.make_mesh`; by default all devices on the `shard` axis, or MiCS's groups if the configuration
             has them.
@@ -114,10 +117,15 @@ def initialize(
         )
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     check_host_memory(fns.host_budget, len(local), local[0].platform)
-    given = given_like_model(params, model_state, fns.placements, fns.whole)
+    published = params if isinstance(params, HFWeights) else None
+    given = given_like_model(None if published else params, model_state, fns.placements, fns.whole)
     agree(_what_is_built(fns, given))
     store = fns.open_store()
-    return Engine(fns, with_model_state(store.init(np.uint32(seed), given.params), given.model_state), store)
+    if published is None:
+        state = store.init(np.uint32(seed), given.params)
+    else:
+        state = store.init_over(np.uint32(seed), read_published(fns, published))
+    return Engine(fns, with_model_state(state, given.model_state), store)
 
 
 @outside_meshes

@@ -1,4 +1,4 @@
-"""`jzero export CHECKPOINT OUT`: a checkpoint's weights as safetensors or npz."""
+"""`jzero export CHECKPOINT OUT`: a checkpoint's weights as safetensors or npz, or with `--hf` as a published model."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,7 +8,9 @@ import typer
 
 from jzero.base.terminal import printable
 from jzero.checkpoint.convert.exporting import export, parse_bytes
+from jzero.checkpoint.convert.hf_export import export_hf
 from jzero.cli.exits import bad_input_exits
+from jzero.errors import ConfigError
 
 
 class Format(StrEnum):
@@ -27,14 +29,25 @@ class Dtype(StrEnum):
 
 def export_command(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a folder of them: the newest.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder to write to.", show_default=False)] = None,
     format: Annotated[Format, typer.Option(help="One npz file, or safetensors with an index if sharded.")] = (
         Format.safetensors
     ),
-    dtype: Annotated[Dtype, typer.Option(help="Of floating weights; others keep their own.")] = Dtype.fp32,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of floating weights; others keep their own.", show_default="fp32; with --hf as the source"),
+    ] = None,
     max_shard_size: Annotated[
         str, typer.Option(help="How long a safetensors file may be, such as 500MB; an npz is always one file.")
     ] = "5GB",
+    hf: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a folder in the format of Hugging Face.", show_default=False),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --hf: where the model came from.", show_default="as trained"),
+    ] = None,
 ) -> None:
     r"""Write a checkpoint's weights as plain files.
 
@@ -48,10 +61,22 @@ def export_command(
 
         # half the size, in files of at most 2 GB, with Hugging Face's index file
         jzero export runs/demo weights --dtype bf16 --max-shard-size 2GB
+
+        # a fine-tuned model as transformers and vLLM open it, with the tokenizer of the one that it came from
+        jzero export runs/mine --hf my-model
     """
     with bad_input_exits():
-        files = export(
-            checkpoint, out, format=format.value, dtype=dtype.value, max_shard_bytes=parse_bytes(max_shard_size)
-        )
+        most = parse_bytes(max_shard_size)
+        if hf is not None:
+            if out is not None or format is not Format.safetensors:
+                raise ConfigError("--hf names the folder to write to, in safetensors; leave out OUT and --format.")
+            files = export_hf(
+                checkpoint, hf, source=source, dtype=None if dtype is None else dtype.value, max_shard_bytes=most
+            )
+        elif out is None or source is not None:
+            raise ConfigError("give the folder to write to as OUT, or with --hf; --source is for --hf.")
+        else:
+            as_dtype = (dtype or Dtype.fp32).value
+            files = export(checkpoint, out, format=format.value, dtype=as_dtype, max_shard_bytes=most)
     for file in files:
         typer.echo(f"{printable(str(file))} {file.stat().st_size:,} bytes")

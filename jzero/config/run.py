@@ -18,8 +18,8 @@ from jzero.errors import ConfigError
 class RunConfig(Section):
     """A validated run file.
 
-    `model` holds `family` and the sizes of that family, or `size`, the name of a published model; the model registry
-    checks it.
+    `model` holds `family` and the sizes of that family, or `size`, the name of a published model, or `hf`, a folder in
+    the format of Hugging Face; the model registry checks it.
     """
 
     model: Anything
@@ -31,8 +31,10 @@ class RunConfig(Section):
     def complaints(cls, values: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
         """The model names its family, and there is a DeepSpeed part."""
         model = values.get("model")
-        if not isinstance(model, Mapping) or not isinstance(model.get("family", model.get("size")), str):
-            yield "model", f'must be an object with a `family`, such as {{"family": "gpt"}}, or a `size`, got {model!r}'
+        names = model.get("family", model.get("size", model.get("hf"))) if isinstance(model, Mapping) else None
+        if not isinstance(names, str):
+            such = '{"family": "gpt"}, a `size` or an `hf`, the folder of a published model'
+            yield "model", f"must be an object with a `family`, such as {such}, got {model!r}"
         if not isinstance(deepspeed := values.get("deepspeed"), Mapping):
             yield "deepspeed", f"must be a DeepSpeed configuration or the path of one, got {deepspeed!r}"
 
@@ -62,9 +64,17 @@ def load_run(
     if isinstance(deepspeed, str):
         data["deepspeed"], deepspeed_file, notes = read_source(folder / deepspeed, deepspeed_file)
     data = apply_overrides(data, overrides)
+    data["model"] = _with_whole_path(data.get("model"), folder)
     trace = Trace(notes=notes)
     run = build(RunConfig, data, file=file, trace=trace)
     return run.model_copy(update={"deepspeed": Config.load(data["deepspeed"], file=deepspeed_file, notes=trace.notes)})
+
+
+def _with_whole_path(model: Json, folder: Path) -> Json:
+    """A `model` part whose `hf`, relative to the run file, is a path that a checkpoint can name."""
+    if not isinstance(model, Mapping) or not isinstance(path := model.get("hf"), str) or path.startswith("hub:"):
+        return model
+    return {**model, "hf": str((folder / Path(path).expanduser()).absolute())}
 
 
 def apply_overrides(data: Mapping[str, Json], overrides: Sequence[str]) -> dict[str, Json]:

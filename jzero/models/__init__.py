@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jzero.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from jzero.models.families import FAMILIES, BuiltModel, build
+    from jzero.models.families import FAMILIES, BuiltModel, build, from_hf
     from jzero.models.gpt import GPT
     from jzero.models.gpt_config import GPTConfig
     from jzero.models.gpt_linen import GPTLinen
@@ -21,7 +21,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "jzero.models.families": ("FAMILIES", "BuiltModel", "build"),
+            "jzero.models.families": ("FAMILIES", "BuiltModel", "build", "from_hf"),
             "jzero.models.gpt": ("GPT",),
             "jzero.models.gpt_config": ("GPTConfig",),
             "jzero.models.gpt_linen": ("GPTLinen",),
@@ -53,6 +53,7 @@ __all__ = [
     "ViTConfig",
     "build",
     "classification_loss",
+    "from_hf",
     "next_token_loss",
     "with_size",
 ]

@@ -7,8 +7,9 @@ themselves, and Flax with them, are imported when one is made: the sizes of most
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 from jzero.base.types import Json
 from jzero.errors import ConfigError
 from jzero.models.gpt_config import GPTConfig
+from jzero.models.hf.decoder_keys import Form
+from jzero.models.hf.load import HFWeights, open_hf
 from jzero.models.llama_config import LlamaConfig
 from jzero.models.losses import classification_loss, linen_next_token_loss, next_token_loss
 from jzero.models.resnet_config import ResNetConfig
@@ -46,6 +49,8 @@ class BuiltModel(NamedTuple):
         vocab_size: number of token ids; None for a model of images.
         image: height, width and channels of an image; None for a model of text.
         packs: whether it takes rows of several documents, which do not see each other.
+        n_labels: number of classes of a model that classifies rows of text; None for others.
+        weights: what a published checkpoint holds, for `jzero.initialize(params=...)`; None to begin anew.
     """
 
     factory: Callable
@@ -56,6 +61,8 @@ class BuiltModel(NamedTuple):
     vocab_size: int | None = None
     image: tuple[int, int, int] | None = None
     packs: bool = False
+    n_labels: int | None = None
+    weights: HFWeights | None = None
 
     def batch(self, rows: int, seq_len: int) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes of a batch, as `loss_fn` takes it.
@@ -64,10 +71,12 @@ class BuiltModel(NamedTuple):
             rows: sequences or images.
             seq_len: tokens that are predicted in each sequence; nothing to a model of images.
         """
+        label = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        if self.n_labels is not None:
+            return {"tokens": jax.ShapeDtypeStruct((rows, seq_len), jnp.int32), "label": label}
         if self.image is None:
             return {"tokens": jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)}
-        image = jax.ShapeDtypeStruct((rows, *self.image), jnp.float32)
-        return {"image": image, "label": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+        return {"image": jax.ShapeDtypeStruct((rows, *self.image), jnp.float32), "label": label}
 
 
 def _gpt(sizes: Mapping[str, Json]) -> BuiltModel:
@@ -131,7 +140,8 @@ def build(model: Mapping[str, Json]) -> BuiltModel:
     Args:
         model: `family` and the family's sizes: the fields of `GPTConfig`, `LlamaConfig`, `ViTConfig`, `ResNetConfig` or
             `LSTMConfig`. A `gpt` also takes `api`, which is `nnx` (the default) or `linen`. A `size` of `SIZES` stands
-            for all of them.
+            for all of them. `hf` in the place of both is a folder in the format of Hugging Face; beside it may stand
+            `weights`, `vocab_size`, `scan_layers`, `remat` and `attention`, see `from_hf`.
 
     Returns:
         The model's factory, loss function and sizes; nothing is allocated.
@@ -144,6 +154,8 @@ def build(model: Mapping[str, Json]) -> BuiltModel:
         >>> build({"family": "gpt", **sizes}).hidden_size
         32
     """
+    if "hf" in model:
+        return _hf(model)
     sizes = with_size(model)
     family = sizes.pop("family", None)
     if family is None:
@@ -153,6 +165,56 @@ def build(model: Mapping[str, Json]) -> BuiltModel:
             f"model.family is {family!r}{_nearest(family, FAMILIES)}; known families: {', '.join(FAMILIES)}."
         )
     return FAMILIES[family](sizes)
+
+
+def from_hf(
+    path: str | Path,
+    *,
+    weights: bool = True,
+    vocab_size: int | None = None,
+    labels: int | Sequence[str] | None = None,
+    **form: Unpack[Form],
+) -> BuiltModel:
+    """Opens a folder that holds a model in the format of Hugging Face; no weights are read yet.
+
+    Args:
+        path: the folder, with `config.json` and the weights as safetensors; or `hub:OWNER/NAME`, with `@REVISION` if
+            wanted, which huggingface_hub downloads.
+        weights: whether the model begins with the folder's weights.
+        vocab_size: another number of token ids: rows that are added are drawn anew, the others kept.
+        labels: the classes of a BERT or RoBERTa, or how many, where they are others than in the folder: the head is
+            then drawn anew.
+        **form: `scan_layers` (by default true), `remat` and `attention`; see `jzero.models.LlamaConfig`.
+
+    Returns:
+        Factory, loss function, sizes, and `weights`, all that `jzero.initialize` needs:
+        `initialize(model=m.factory, loss_fn=m.loss_fn, params=m.weights, ...)`.
+
+    Raises:
+        ConfigError: there is no such model there, jzero does not have it, or its weights are quantised.
+
+    Example:
+        >>> import json, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> sizes = {"vocab_size": 256, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+        >>> _ = (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+        >>> from_hf(folder).n_params
+        7920
+    """
+    found = open_hf(path, {"scan_layers": True, **form}, weights=weights, vocab_size=vocab_size, labels=labels)
+    return BuiltModel(**found._asdict(), packs=found.n_labels is None)
+
+
+def _hf(model: Mapping[str, Json]) -> BuiltModel:
+    """What a `model` part names by `hf`."""
+    known = ("hf", "weights", "vocab_size", "scan_layers", "remat", "attention")
+    _check_keys(model, known)
+    path, rest = model["hf"], {key: value for key, value in model.items() if key != "hf"}
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"model.hf must be the path of a folder, or hub:OWNER/NAME, not {path!r}.")
+    if not isinstance(rest.get("weights", True), bool):
+        raise ConfigError(f"model.weights must be true or false, not {rest['weights']!r}.")
+    return from_hf(path, **rest)
 
 
 def _module(home: str, name: str, config: object) -> Callable:

@@ -67,7 +67,8 @@ def _next_token_loss(model, batch, **options: bool | jax.Array) -> jax.Array | M
         return _cross_entropy(model(tokens, **options), targets, weights)
 
     def loss(hidden: jax.Array, head: jax.Array, head_layout: HeadLayout) -> jax.Array | Mean:
-        mean = cross_entropy(hidden, head, targets, head_layout=head_layout, mask=weights)
+        softcap = getattr(model, "logit_softcap", None)
+        mean = cross_entropy(hidden, head, targets, head_layout=head_layout, mask=weights, softcap=softcap)
         return mean.total / cast(jax.Array, mean.weight) if weights is None else mean
 
     return model.with_output(tokens, loss, **options)

@@ -50,6 +50,11 @@ def scaled(model: Mapping[str, Json], step: int) -> dict[str, Json]:
         >>> wider["d_model"], wider["n_layer"], wider["n_head"], wider["d_ff"]
         (8192, 64, 64, 22016)
     """
+    if "hf" in model:
+        raise ConfigError(
+            f"model.hf {model['hf']!r} is of one size; scale one of {', '.join(FAMILIES)}, such as "
+            '{"size": "llama-3-8b"}.'
+        )
     sizes = with_size(model)
     if sizes.get("family") not in FAMILIES:
         raise ConfigError(

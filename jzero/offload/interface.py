@@ -139,6 +139,11 @@ class Run(Protocol):
         ...
 
     @property
+    def init_over(self) -> Callable[..., PyTree]:
+        """The same of parameters whose memory it takes."""
+        ...
+
+    @property
     def program(self) -> Callable[[PyTree, Batch], PyTree]:
         """`program(state, batch) -> StepOutput`."""
         ...
@@ -154,6 +159,10 @@ class StateStore(Protocol):
 
     def init(self, seed: np.uint32, params: Params | None = None) -> PyTree:
         """Makes a new state."""
+        ...
+
+    def init_over(self, seed: np.uint32, params: Params) -> PyTree:
+        """Makes a new state of parameters in stored shapes and dtypes, which nobody else needs."""
         ...
 
     def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:

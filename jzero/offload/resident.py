@@ -1,5 +1,7 @@
 """An engine's state whose arrays are all in memory: nothing but the compiled functions is needed."""
 
+import warnings
+
 import numpy as np
 
 from jzero.base.types import Batch, Metrics, Params, PyTree
@@ -19,6 +21,11 @@ class ResidentStore:
 
     def init(self, seed: np.uint32, params: Params | None = None) -> PyTree:
         return self._run.init(seed) if params is None else self._run.init(seed, params)
+
+    def init_over(self, seed: np.uint32, params: Params) -> PyTree:
+        with warnings.catch_warnings():  # of memory that cannot be taken, as that of padded leaves
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return self._run.init_over(seed, params)
 
     def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
         out = self._run.program(state, batch)

@@ -99,6 +99,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         **what,
         config=deepspeed,
         schedule=None if has_schedule else hf_schedule(_with_rate_of(deepspeed, arguments), n_steps),
+        params=model.weights,
         mesh=mesh,
         seed=arguments.seed,
     )
@@ -126,6 +127,11 @@ def language_model(config: RunConfig) -> models.BuiltModel:
         ConfigError: no such model, or one that cannot read the run file's text.
     """
     model = models.build(_with_remat(config))
+    if model.n_labels is not None:
+        raise ConfigError(
+            f"model.hf {config.model['hf']} classifies rows of text, and jzero train trains models that predict "
+            "tokens; use jzero.models.from_hf and jzero.initialize."
+        )
     if model.vocab_size is None:
         raise ConfigError(
             f"model.family {models.with_size(config.model)['family']!r} classifies images, and jzero train reads text; "
@@ -140,10 +146,10 @@ def language_model(config: RunConfig) -> models.BuiltModel:
 
 def _with_remat(config: RunConfig) -> Mapping[str, Json]:
     """The model's sizes, rematerialised if the arguments ask for it and the model says nothing of it."""
-    sizes = models.with_size(config.model)
+    sizes = config.model if "hf" in config.model else models.with_size(config.model)
     if not config.training_arguments.gradient_checkpointing or "remat" in sizes:
         return sizes
-    if sizes.get("family") not in REMATERIALISED:
+    if "hf" not in sizes and sizes.get("family") not in REMATERIALISED:
         raise ConfigError(
             f"training_arguments.gradient_checkpointing: a model of the family {sizes.get('family')!r} has no blocks "
             "to rematerialise; set it to false."

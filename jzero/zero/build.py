@@ -23,7 +23,7 @@ from jzero.offload.interface import NewState, OptimizerLayout, StateLayout, Stat
 from jzero.optim import Optimizer, build_optimizer
 from jzero.sharding.mesh import n_data_shards
 from jzero.sharding.placement import SMALL_LEAF_ELEMENTS, Placement, place_all
-from jzero.sharding.trees import pad, place_like_params, replicated, split
+from jzero.sharding.trees import pad, place_like_params, replicated, split, unpad
 from jzero.zero import shapes
 from jzero.zero.loss_scale import init_loss_scale
 from jzero.zero.model_state import averaged_state
@@ -43,6 +43,7 @@ class Functional:
 
     Attributes:
         init: `init(seed) -> state`; jitted, every array is born sharded.
+        init_over: `init_over(seed, params) -> state`; jitted, of parameters as they are stored, whose memory it takes.
         program: `program(state, batch) -> StepOutput`; jitted, the old state's memory is reused. Leaves of `batch` are
             `[gradient_accumulation_steps, rows of a micro-batch over all devices, ...]`.
         evaluate: `evaluate(state, batch) -> metrics`; jitted, leaves of `batch` are `[rows, ...]`.
@@ -59,6 +60,7 @@ class Functional:
     """
 
     init: Callable[..., TrainState]
+    init_over: Callable[..., TrainState]
     program: Callable[[TrainState, Batch], StepOutput]
     evaluate: Callable[[TrainState, Batch], Metrics]
     evaluate_partial: Callable[[TrainState, Batch | None, Batch], Metrics]
@@ -198,10 +200,11 @@ def _compiled(
     """The jitted functions; nothing is compiled before it is called."""
     layout = spec.offload.place(new, spec.config.gradient_accumulation_steps)
     state_shardings, deferred = layout.step_shardings
-    everywhere = replicated(spec.mesh)
+    everywhere, born = replicated(spec.mesh), jax.tree.map(lambda x: x.sharding, layout.state)
     options = compiler_options(spec.mesh, spec.config, spec.precision, shapes.layer_size(spec.placements, scanned))
     return Functional(
-        init=jax.jit(layout.init, out_shardings=jax.tree.map(lambda x: x.sharding, layout.state)),
+        init=jax.jit(layout.init, out_shardings=born),
+        init_over=jax.jit(layout.init, out_shardings=born, donate_argnums=1),
         program=jax.jit(
             train_step(spec),
             donate_argnums=0 if layout.donates else (),
@@ -281,6 +284,7 @@ def _new_state(spec: StepSpec, fixed: OptimizerLayout, local_batch: Batch) -> Ne
         with traced_for(target_of(spec.mesh)):
             made, state = spec.model.init(key, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), local_batch))
         if given_params is not None:
+            given_params = unpad(given_params, fixed.placements)
             made = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), given_params, made)
         master = dtypes.master_params(made)
         opt_state = fixed.optimizer.init(dtypes.optimized(split(master, spec.trainable)[0]))

@@ -20,13 +20,15 @@ PUBLIC = {
     "jzero.config": """Config DataConfig OptimizerConfig ResolvedConfig RunConfig SchedulerConfig TrainingArguments
         apply_overrides load_run""",
     "jzero.doctor": "Finding Level Machine examine this_machine",
-    "jzero.gather": "Limits gather_at_use scanned_dims",
+    "jzero.gather": "GradSums Limits first_uses gather_at_use scanned_dims",
     "jzero.jaxpr": """Equation JAX_VERSION Program Subprogram Variable bind called_program equation_key
         equations evaluate every_equation inner_jaxprs interpret name_of overlap_options parts place_of
         restrict run_replacing scan_arity subprogram trace""",
     "jzero.launch": "Launch initialize_from_environment leave_failed read_launch",
     "jzero.models": """BuiltModel FAMILIES GPT GPTConfig GPTLinen LSTM LSTMConfig Llama LlamaConfig ResNet ResNetConfig
-        SIZES ViT ViTConfig build classification_loss next_token_loss with_size""",
+        SIZES ViT ViTConfig build classification_loss from_hf next_token_loss with_size""",
+    "jzero.models.hf": """Decoder DecoderConfig Encoder EncoderConfig GPT2 GPT2Config HFWeights Rope
+        row_classification_loss""",
     "jzero.observe": "ModelFlops model_flops peak_flops",
     "jzero.ops": "attention attention_with_lse cross_entropy",
     "jzero.optim": "Optimizer build_optimizer",

@@ -58,7 +58,7 @@ def export(
     folder, head = read_header(path)
     check_files(folder, head)
     entries = [
-        _entry(folder, name, leaf, DTYPES[dtype]) for name, leaf in head.leaves.items() if name.startswith(_WEIGHTS)
+        entry_of(folder, name, leaf, DTYPES[dtype]) for name, leaf in head.leaves.items() if name.startswith(_WEIGHTS)
     ]
     if not entries:
         raise CheckpointError(f"The checkpoint {folder} holds no parameters to export.")
@@ -111,7 +111,8 @@ def _check_names(folder: Path, names: list[str]) -> None:
             )
 
 
-def _entry(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
+def entry_of(folder: Path, name: str, leaf: Leaf, floating: str) -> Entry:
+    """A leaf of a checkpoint that is still to be read: some rows at a time, checked, in the dtype that is written."""
     to = floating if is_floating(leaf.dtype) else leaf.dtype
 
     def blocks() -> Iterator[np.ndarray]:
@@ -145,25 +146,26 @@ def _facts(head: Header) -> dict[str, str]:
 
 
 def _write_safetensors(out: Path, entries: list[Entry], metadata: dict[str, str], limit: int) -> list[Path]:
-    shards = list(_shards(entries, limit))
+    shards = list(shards_of(entries, limit))
     n = len(shards)
     files = [out / (f"model-{i:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors") for i in range(1, n + 1)]
     written = [*files, out / "model.safetensors.index.json"] if n > 1 else files
-    _check_alone(out, written)
+    check_alone(out, written)
     for file, shard in zip(files, shards, strict=True):
-        with _unfinished(file) as unfinished:
+        with unfinished_file(file) as unfinished:
             safetensors.write(unfinished, shard, metadata)
     if n > 1:
         index: dict[str, Json] = {
             "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
             "weight_map": {entry.name: file.name for file, shard in zip(files, shards, strict=True) for entry in shard},
         }
-        with _unfinished(written[-1]) as unfinished:
+        with unfinished_file(written[-1]) as unfinished:
             unfinished.write_text(json.dumps(index, indent=2) + "\n")
     return written
 
 
-def _shards(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
+def shards_of(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
+    """Divides arrays into files of at most `limit` bytes; a larger one has a file of its own."""
     shard: list[Entry] = []
     for entry in entries:
         if shard and sum(e.nbytes for e in shard) + entry.nbytes > limit:
@@ -178,8 +180,8 @@ def _write_npz(file: Path, entries: list[Entry]) -> Path:
         raise CheckpointError(
             f"{unknown.name} would be {unknown.dtype}, which npz does not have; export fp32, or to safetensors."
         )
-    _check_alone(file.parent, [file])
-    with _unfinished(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
+    check_alone(file.parent, [file])
+    with unfinished_file(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
         for entry in entries:
             descr = np.lib.format.dtype_to_descr(np.dtype(entry.dtype))
             with archive.open(f"{entry.name}.npy", "w", force_zip64=True) as member:
@@ -191,7 +193,7 @@ def _write_npz(file: Path, entries: list[Entry]) -> Path:
     return file
 
 
-def _check_alone(out: Path, written: list[Path]) -> None:
+def check_alone(out: Path, written: list[Path]) -> None:
     """Refuses a folder in which a reader could take another export's files for a part of this one."""
     there = {file for pattern in _OUR_FILES for file in out.glob(pattern)} - set(written)
     if there:
@@ -202,7 +204,7 @@ def _check_alone(out: Path, written: list[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _unfinished(file: Path) -> Iterator[Path]:
+def unfinished_file(file: Path) -> Iterator[Path]:
     """Where to write a file that replaces what is there when it is whole; if it cannot be finished, nothing stays."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:

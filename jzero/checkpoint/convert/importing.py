@@ -189,4 +189,4 @@ def _renamed(entries: Mapping[str, Entry], rules: Sequence[Rule]) -> dict[str, E
 
 
 def _transposed(entry: Entry) -> Entry:
-    return entry._replace(shape=entry.shape[::-1], blocks=lambda: [np.ascontiguousarray(entry.read().T)])
+    return Entry(entry.name, entry.shape[::-1], entry.dtype, lambda: [np.ascontiguousarray(entry.read().T)])

@@ -54,12 +54,14 @@ class Entry(NamedTuple):
         shape: its shape.
         dtype: the name of its dtype.
         blocks: reads it, some rows at a time.
+        mapped: the array as it lies in its file, of which only what is looked at is read; None where it cannot be.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     blocks: Callable[[], Iterable[np.ndarray]]
+    mapped: Callable[[], np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +93,28 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
         >>> open_file(file)["w"].read().tolist()
         [1.0, 1.0]
     """
-    entries, header, offset = list(entries), {}, 0
+    entries = list(entries)
+    head, _ = head_of(entries, metadata)
+    with file.open("wb") as out:
+        out.write(head)
+        for entry in entries:
+            for block in entry.blocks():
+                out.write(as_bytes(block))
+                del block  # before the next one is made
+
+
+def head_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """What a file begins with, and at which byte of it each array begins.
+
+    Raises:
+        CheckpointError: the format has no such dtype or name.
+
+    Example:
+        >>> head, places = head_of([Entry("w", (2,), "float32", list), Entry("b", (1,), "int8", list)], {})
+        >>> places["b"] - places["w"], places["w"] == len(head)
+        (8, True)
+    """
+    header, offset = {}, 0
     for entry in entries:
         if entry.dtype not in NAMES:
             raise CheckpointError(f"{entry.name} is of dtype {entry.dtype}, which safetensors does not have.")
@@ -103,13 +126,8 @@ def write(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> 
         offset = end
     text = json.dumps({_METADATA: dict(metadata), **header}).encode()
     text += b" " * (-len(text) % 8)
-    with file.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)))
-        out.write(text)
-        for entry in entries:
-            for block in entry.blocks():
-                out.write(as_bytes(block))
-                del block  # before the next one is made
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + facts["data_offsets"][0] for name, facts in header.items()}
 
 
 def as_bytes(block: np.ndarray) -> memoryview:
@@ -190,4 +208,10 @@ def _entry(file: Path, name: str, facts: _Facts, start: int) -> Entry:
             opened.seek(start + begin)
             return [np.frombuffer(opened.read(end - begin), dtype).reshape(shape)]
 
-    return Entry(name, shape, dtype.name, blocks)
+    def mapped() -> np.ndarray:
+        if not end - begin:
+            return np.zeros(shape, dtype)
+        with open_regular(file) as opened:
+            return np.memmap(opened, dtype, "r", start + begin, shape)
+
+    return Entry(name, shape, dtype.name, blocks, mapped)

@@ -70,7 +70,7 @@ def _entry(name: object, tensor: "torch.Tensor") -> Entry:
     layout = str(getattr(tensor, "layout", "torch.strided"))
     if dtype not in NAMES or layout != "torch.strided":
         raise _Refused(f"{name} is a {dtype} tensor ({layout}), which jzero does not read")
-    return Entry(name, tuple(tensor.shape), dtype, lambda: [_array(tensor, dtype)])
+    return Entry(name, tuple(tensor.shape), dtype, lambda: [_array(tensor, dtype)], lambda: _array(tensor, dtype))
 
 
 def _array(tensor: "torch.Tensor", dtype: str) -> np.ndarray:

@@ -131,6 +131,10 @@ class NvmeState:
         self._made = True
         return state
 
+    def init_over(self, seed: np.uint32, params: Params) -> PyTree:
+        """See `init`; the files need the parameters until all are written."""
+        return self.init(seed, params)
+
     def step(self, state: PyTree, batch: Batch) -> tuple[PyTree, dict[str, jax.Array]]:
         """Takes one training step.
 

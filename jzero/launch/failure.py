@@ -19,10 +19,6 @@ GRACE_SECONDS = 5.0
 """How much later the others may meet the same failure, such as a mistake in a file that all of them read."""
 
 
-RESTART_STATUS = 75
-"""What a process ends with if starting it again may help; what sysexits.h calls a temporary failure."""
-
-
 def end_others_on_failure() -> None:
     """Makes an exception that nobody catches end this process soon; call it once the processes are connected."""
     shown_before = sys.excepthook

@@ -55,6 +55,25 @@ def resolve_batch(
     )
 
 
+def kept_sizes(total: int, micro: int, world: int) -> int:
+    """The micro-batch with which a total is kept on another number of data shards: the largest up to a known one.
+
+    Args:
+        total: `train_batch_size`, to be kept.
+        micro: `train_micro_batch_size_per_gpu`, which fitted into memory.
+        world: Number of data shards now.
+
+    Raises:
+        ConfigError: The total cannot be divided among them.
+
+    >>> kept_sizes(32, 4, world=4), kept_sizes(24, 4, world=8)
+    (4, 3)
+    """
+    if total % world:
+        raise ConfigError(f"`train_batch_size` = {total} cannot be divided among {world} data shards")
+    return max(size for size in range(1, micro + 1) if total // world % size == 0)
+
+
 def _nearest(given: tuple[int | None, int | None, int | None], world: int) -> str:
     """The nearest batch sizes that fit: another total, or for the same total another size of the other two."""
     total, micro, accumulation = given

@@ -13,6 +13,7 @@ import typer
 from jzero.base.terminal import printable
 from jzero.cli import launch_flags as flags
 from jzero.cli.exits import EXIT_BAD_INPUT
+from jzero.cli.launch_print import printed
 from jzero.errors import ConfigError, JzeroError, LaunchError
 from jzero.launch.environment import read_launch
 from jzero.launch.hosts.hostfile import LOCAL, Host, read_hostfile
@@ -44,6 +45,9 @@ def launch_command(
     min_nodes: flags.MinNodes = None,
     max_nodes: flags.MaxNodes = None,
     wait: flags.Wait = 120.0,
+    print_: flags.Print = None,
+    job_name: flags.JobName = "jzero",
+    image: flags.Image = None,
 ) -> None:
     r"""Start a command as several processes, on one machine or many, and watch them.
 
@@ -71,15 +75,24 @@ def launch_command(
         # within a SLURM allocation, on all of its nodes
         salloc --nodes 2 --gpus-per-node 8 jzero launch train run.json
 
+        # a batch script that saves before its time is up and is queued again; likewise jobset, trainjob, mpirun
+        jzero launch --print slurm --num-nodes 2 --num-gpus 8 train run.json > run.sbatch
+
     The exit status is 0, or that of the first process that has failed; 75 where hosts have not answered or a process
     was stuck, 2 where something is written wrongly, 128 plus its number after a signal.
     """
     with _errors_exit():
+        choice = Choice(include, exclude, num_nodes, num_gpus)
+        if print_ is not None:
+            facts = {"name": job_name, "image": image, "max_restarts": max_restarts or None, "port": master_port}
+            text = printed(print_, command, hostfile, choice, os.environ, export=export or (), **facts)
+            typer.echo(text, nl=False)
+            raise typer.Exit
         refuse_inner_launch(os.environ)
         place = place_of_job(hostfile, os.environ)
         job = Job(
             command=as_started(command),
-            hosts=tuple(chosen(place.hosts, Choice(include, exclude, num_nodes, num_gpus))),
+            hosts=tuple(chosen(place.hosts, choice)),
             reach=Reach(place.way, ssh_port),
             folder=os.getcwd(),
             variables=exported(os.environ, export or (), files_of_variables(os.environ, Path.home(), Path.cwd())),

@@ -12,6 +12,7 @@ SETTINGS = {**BOTH_SPELLINGS, "allow_interspersed_args": False}
 """What follows the command's first word is the command's."""
 
 _WHICH, _HOW, _AGAIN = "Which hosts and GPUs", "How they are started", "When something fails"
+_PRINT = "For a cluster's own means"
 
 Command: TypeAlias = Annotated[
     list[str],
@@ -94,6 +95,19 @@ Grace: TypeAlias = Annotated[
     typer.Option(
         "--grace", min=0, max=3600, help="Seconds between SIGTERM and SIGKILL for the rest.", rich_help_panel=_AGAIN
     ),
+]
+Print: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--print",
+        metavar="slurm|jobset|trainjob|mpirun",
+        help="Print a script or manifest instead.",
+        rich_help_panel=_PRINT,
+    ),
+]
+JobName: TypeAlias = Annotated[str, typer.Option("--job-name", help="Of what is printed.", rich_help_panel=_PRINT)]
+Image: TypeAlias = Annotated[
+    str | None, typer.Option("--image", help="Of the containers, for Kubernetes.", rich_help_panel=_PRINT)
 ]
 MaxRestarts: TypeAlias = Annotated[
     int,

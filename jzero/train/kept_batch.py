@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import jax
 
 from jzero.config import RunConfig
-from jzero.config.resolve.batch import NAMES, kept_sizes
+from jzero.config.resolve.batch import NAMES, fitting_micros
 from jzero.engine import Engine
 from jzero.errors import ConfigError
 from jzero.launch.heartbeat import BATCH, MICRO, tell
@@ -29,7 +29,7 @@ def keeping_batch(config: RunConfig, environment: Mapping[str, str], world: int)
 
     Returns:
         The run, with other sizes of micro-batch and accumulation where they need to be, which a note says. Where
-        `elasticity` is on, it chooses.
+        `elasticity` is on, the micro-batch is one of its `micro_batch_sizes`.
 
     Raises:
         ConfigError: the samples cannot be divided among the data shards.
@@ -38,16 +38,20 @@ def keeping_batch(config: RunConfig, environment: Mapping[str, str], world: int)
     elastic = config.deepspeed.elasticity
     if not (re.fullmatch("[0-9]+", total) and re.fullmatch("[0-9]+", micro)):
         return config
-    if elastic is not None and elastic.enabled is True:
-        return config
+    chosen = elastic if elastic is not None and elastic.enabled is True else None
     try:
-        sizes = kept_sizes(int(total), int(micro), world)
+        fitting = fitting_micros(int(total), chosen.micro_batch_sizes if chosen else range(1, int(micro) + 1), world)
     except ConfigError as error:
         raise ConfigError(f"{BATCH}, which the first start of this run had: {error}") from None
-    rounds = int(total) // (sizes * world)
-    arguments = {"per_device_train_batch_size": sizes, "gradient_accumulation_steps": rounds}
-    note = f"a step keeps its {total} samples on {world} data shards: {sizes} a device x {rounds} micro-batches"
-    values = dict(zip(NAMES, (int(total), sizes, rounds), strict=True))
+    larger = chosen is None or chosen.prefer_larger_batch or chosen.version < 0.2
+    size = fitting[-1] if larger else fitting[0]
+    rounds = int(total) // (size * world)
+    arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": rounds}
+    note = f"a step keeps its {total} samples on {world} data shards: {size} a device x {rounds} micro-batches"
+    values = {
+        **dict(zip(NAMES, (int(total), size, rounds), strict=True)),
+        **({"elasticity.enabled": False} if chosen else {}),
+    }
     return config.model_copy(
         update={
             "training_arguments": config.training_arguments.model_copy(update=arguments),

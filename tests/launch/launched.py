@@ -118,3 +118,16 @@ def pids(file: Path, count: int) -> list[int]:
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Sends a signal."""
     os.kill(pid, number)
+
+
+def ranks(folder: Path) -> dict[int, int]:
+    """The processes that a launcher's agents run, by rank; those on other hosts need `--export STUB`."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            lines = (process / "environ").read_bytes().decode().split("\0")
+            own = dict(line.split("=", 1) for line in lines if "=" in line)
+            agent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if own["STUB"] == str(folder) and b"jzero.launch.agent" in Path(f"/proc/{agent}/cmdline").read_bytes():
+                found[int(own["JZERO_RANK"])] = int(process.name)
+    return found

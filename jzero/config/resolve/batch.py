@@ -1,6 +1,7 @@
 """The three batch sizes: samples per step = samples per micro-batch x micro-batches per step x data shards."""
 
 import math
+from collections.abc import Iterable
 
 from jzero.config.schema.scalars import LARGEST_32
 from jzero.errors import ConfigError
@@ -55,23 +56,28 @@ def resolve_batch(
     )
 
 
-def kept_sizes(total: int, micro: int, world: int) -> int:
-    """The micro-batch with which a total is kept on another number of data shards: the largest up to a known one.
+def fitting_micros(total: int, micros: Iterable[int], world: int) -> list[int]:
+    """The micro-batches with which a total is kept on another number of data shards.
 
     Args:
         total: `train_batch_size`, to be kept.
-        micro: `train_micro_batch_size_per_gpu`, which fitted into memory.
+        micros: those that fit into memory.
         world: Number of data shards now.
 
     Raises:
         ConfigError: The total cannot be divided among them.
 
-    >>> kept_sizes(32, 4, world=4), kept_sizes(24, 4, world=8)
-    (4, 3)
+    >>> fitting_micros(32, range(1, 5), world=4), fitting_micros(24, [3, 4], world=8)
+    ([1, 2, 4], [3])
     """
-    if total % world:
-        raise ConfigError(f"`train_batch_size` = {total} cannot be divided among {world} data shards")
-    return max(size for size in range(1, micro + 1) if total // world % size == 0)
+    known = sorted(micros)
+    fitting = [micro for micro in known if total % (micro * world) == 0]
+    if not fitting:
+        sizes = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
+        raise ConfigError(
+            f"`train_batch_size` = {total} cannot be divided among {world} data shards in micro-batches of {sizes}"
+        )
+    return fitting
 
 
 def _nearest(given: tuple[int | None, int | None, int | None], world: int) -> str:

@@ -13,7 +13,6 @@ import typer
 from jzero.base.terminal import printable
 from jzero.cli import launch_flags as flags
 from jzero.cli.exits import EXIT_BAD_INPUT
-from jzero.cli.launch_print import printed
 from jzero.errors import ConfigError, JzeroError, LaunchError
 from jzero.launch.environment import read_launch
 from jzero.launch.hosts.hostfile import LOCAL, Host, read_hostfile
@@ -84,6 +83,8 @@ def launch_command(
     with _errors_exit():
         choice = Choice(include, exclude, num_nodes, num_gpus)
         if print_ is not None:
+            from jzero.cli.launch_print import printed  # which reads and writes YAML
+
             facts = {"name": job_name, "image": image, "max_restarts": max_restarts or None, "port": master_port}
             text = printed(print_, command, hostfile, choice, os.environ, export=export or (), **facts)
             typer.echo(text, nl=False)

@@ -3,7 +3,7 @@
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +22,10 @@ class Reach:
     Attributes:
         way: of those that are not this one.
         ssh_port: of their ssh servers; None for what ssh itself finds.
-        ssh_options: more of ssh's options.
     """
 
     way: Way = "ssh"
     ssh_port: int | None = None
-    ssh_options: Sequence[str] = ()
 
 
 def agent_command(host: str, reach: Reach, folder: str, environment: Mapping[str, str]) -> list[str]:
@@ -54,7 +52,7 @@ def agent_command(host: str, reach: Reach, folder: str, environment: Mapping[str
     # The user's shell on that host reads this line, whichever shell it is; all that is told otherwise goes by the pipe.
     line = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
     port = ["-p", str(reach.ssh_port)] if reach.ssh_port is not None else []
-    return ["ssh", *_SSH, *port, *reach.ssh_options, "--", host, line]
+    return ["ssh", *_SSH, *port, "--", host, line]
 
 
 def is_here(host: str) -> bool:

@@ -13,6 +13,9 @@ from jzero.launch.job.layout import Node
 from jzero.launch.job.link import Arrived, Link
 from jzero.launch.job.plan import Job
 
+LEAVE_SECONDS = 10.0
+"""How long the agents may take to end, all together."""
+
 RETRY_SECONDS = 5.0
 """How long after it did not answer a host is asked again."""
 
@@ -80,8 +83,9 @@ class Gathering:
         """Lets go of all agents."""
         for link in self._links.values():
             link.close()
+        deadline = time.monotonic() + LEAVE_SECONDS
         for link in self._links.values():
-            link.wait()
+            link.wait(deadline)
 
     @property
     def _least(self) -> int:

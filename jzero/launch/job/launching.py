@@ -49,6 +49,8 @@ class Launching:
     _begun: bool = False
     _saved: bool = False
     _n_processes: int = 0
+    _asked: int = 0
+    _arrivals: "SimpleQueue[Arrived]" = field(default_factory=SimpleQueue)
 
     def run(self) -> int:
         """Runs the job to its end.
@@ -60,11 +62,14 @@ class Launching:
             ConfigError: something of the job does not fit the hosts.
             LaunchError: too few hosts have answered.
         """
+        with self._hearing_signals():
+            return self._run()
+
+    def _run(self) -> int:
         attempt, counted = 1, 0
         while True:
-            arrivals: SimpleQueue[Arrived] = SimpleQueue()
-            with _signals_into(arrivals):
-                ended, saved = self._attempt(attempt, arrivals)
+            self._arrivals = SimpleQueue()
+            ended, saved = self._attempt(attempt)
             if ended.failure is None:
                 return 128 + ended.signal if ended.signal else 0
             self._report(ended.failure)
@@ -75,16 +80,20 @@ class Launching:
                 return 128 + ended.signal if ended.signal else ended.failure.status
             attempt, counted = attempt + 1, counted + follows.counts
             self._say(f"Starting again, attempt {attempt}: {follows.why}.")
-            time.sleep(min(2.0 ** (counted - 1), _LONGEST_DELAY) if follows.counts else 0.0)
+            until = time.monotonic() + (min(2.0 ** (counted - 1), _LONGEST_DELAY) if follows.counts else 0.0)
+            while not self._asked and time.monotonic() < until:
+                time.sleep(0.1)
+            if self._asked:
+                return 128 + self._asked
 
-    def _attempt(self, number: int, arrivals: "SimpleQueue[Arrived]") -> tuple[Ended, int]:
-        gathering = Gathering(self.job, arrivals, self._say, os.environ, patient=number > 1)
+    def _attempt(self, number: int) -> tuple[Ended, int]:
+        gathering = Gathering(self.job, self._arrivals, self._say, os.environ, patient=number > 1)
         present = gathering.gather()
         try:
             if gathering.signal:
                 return Ended(None, gathering.signal), -1
             present, processes = self._world(present)
-            attempt = Attempt(self.job, present, processes, arrivals, show=self._show, say=self._say)
+            attempt = Attempt(self.job, present, processes, self._arrivals, show=self._show, say=self._say)
             try:
                 ended = attempt.run(self._orders(number, len(present)))
             finally:
@@ -150,18 +159,17 @@ class Launching:
     def _say(self, sentence: str) -> None:
         print(sentence, file=self.err, flush=True)
 
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        """Within it, SIGTERM, SIGINT and SIGHUP are words that arrive."""
 
-@contextlib.contextmanager
-def _signals_into(arrivals: "SimpleQueue[Arrived]") -> Iterator[None]:
-    """Within it, SIGTERM, SIGINT and SIGHUP are words that arrive."""
+        def put(number: int, _: FrameType | None) -> None:
+            self._asked = int(signal.SIGTERM if number == signal.SIGHUP else number)
+            self._arrivals.put(Arrived(-1, {"event": "own signal", "number": self._asked}))
 
-    def put(number: int, _: FrameType | None) -> None:
-        asked = signal.SIGTERM if number == signal.SIGHUP else number
-        arrivals.put(Arrived(-1, {"event": "own signal", "number": int(asked)}))
-
-    before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -14,7 +15,6 @@ from jzero.base.types import Json
 from jzero.launch.wire import Lines, Message, packed, unpacked
 
 _TAIL = 5
-_LEAVE_SECONDS = 10.0
 
 
 class Arrived(NamedTuple):
@@ -67,10 +67,14 @@ class Link:
         """Ends the orders, at which the agent kills what it still runs."""
         self._orders.put(None)
 
-    def wait(self) -> None:
-        """Waits until it has ended, and not for ever."""
+    def wait(self, deadline: float) -> None:
+        """Waits until it has ended; kills the way to it if it has not by then.
+
+        Args:
+            deadline: by `time.monotonic`.
+        """
         try:
-            self._process.wait(_LEAVE_SECONDS)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

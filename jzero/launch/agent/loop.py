@@ -153,6 +153,8 @@ class Agent:
             self._selector.register(child.output, selectors.EVENT_READ)
 
     def _log(self, orders: Orders, process: Process) -> BinaryIO | None:
+        if not orders.logs:
+            return None
         file = log_file(Path(orders.folder, orders.logs), process.rank)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

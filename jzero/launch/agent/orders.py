@@ -34,10 +34,11 @@ class Orders:
         coordinator: "host:port" of the first process.
         attempt: how many times the job was started before, plus one.
         launch: a name for this launch of the job.
-        logs: the folder for the output.
+        logs: the folder for the output; empty for none.
         bind: whether to bind processes to the CPUs near their GPUs.
         node: the number of this node.
         n_nodes: how many there are.
+        host: its name, as the launcher calls it.
     """
 
     command: tuple[str, ...]
@@ -52,6 +53,7 @@ class Orders:
     bind: bool = True
     node: int = 0
     n_nodes: int = 1
+    host: str = ""
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -100,6 +102,7 @@ def variables_of(
         "JZERO_COORDINATOR": orders.coordinator,
         "JZERO_LAUNCH": orders.launch,
         "JZERO_ATTEMPT": orders.attempt,
+        "JZERO_HOST": orders.host,
         "RANK": process.rank,
         "WORLD_SIZE": orders.n_processes,
         "LOCAL_RANK": process.local_rank,

@@ -65,7 +65,7 @@ class Attempt:
         """
         coordinator = self._coordinator()
         for i, each in enumerate(self._present):
-            mine = replace(orders, processes=self._layout[i], coordinator=coordinator, node=i)
+            mine = replace(orders, processes=self._layout[i], coordinator=coordinator, node=i, host=each.link.host)
             each.link.send(mine.message())
         pinged = 0.0
         while self._running and (self._over_at is None or time.monotonic() < self._over_at):

@@ -150,7 +150,8 @@ class Launching:
         self._say(f"{failure.sentence}{' Its last lines:' if failure.tail else ''}")
         for line in failure.tail:
             self._say(f"    {line}")
-        self._say(f"All output is in {log_file(Path(self.job.logs), 0).parent} on each host, a file a process.")
+        if self.job.logs:
+            self._say(f"All output is in {log_file(Path(self.job.logs), 0).parent} on each host, a file a process.")
 
     def _show(self, rank: int, text: str) -> None:
         width = len(str(max(self._n_processes - 1, 0)))

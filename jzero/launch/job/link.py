@@ -91,6 +91,7 @@ class Link:
             for line in lines.add(data):
                 text = {"event": "noise", "text": line.decode(errors="replace")}
                 self._arrivals.put(Arrived(self.node, unpacked(line) or text))
+        pipe.close()
         self._process.wait()
         errors.join(1.0)
         self._arrivals.put(Arrived(self.node, {"event": "gone"}))
@@ -103,6 +104,7 @@ class Link:
                 if text:
                     self._said.append(text)
                     self._arrivals.put(Arrived(self.node, {"event": "noise", "text": text}))
+        pipe.close()
 
     def _write(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ class Job:
         folder: the working directory, the same on all of them.
         variables: of the environment, for other hosts.
         procs_per_node: processes on each; None for one a GPU.
-        logs: the folder for their output.
+        logs: the folder for their output; empty for none.
         master_addr: the first host's address; None for what its agent finds.
         master_port: a port that is free there; None for one that its agent picks.
         grace: seconds that processes have to end, once one has failed.

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from jzero.base.terminal import escape
+from jzero.cli.exits import bad_input_exits
 from jzero.doctor import Finding, examine, this_machine
 from jzero.doctor.settings import SETTINGS
 
@@ -28,6 +30,10 @@ _MARKS = {"fine": "[green]ok[/]", "note": "[yellow]note[/]", "wrong": "[red]wron
 
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option("--hostfile", "-H", help="Look at all hosts of this file, by ssh, and compare them."),
+    ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="Show the settings of JAX, XLA and NCCL that matter on GPUs instead.")
     ] = False,
@@ -46,6 +52,9 @@ def doctor_command(
         # once on each node of a SLURM job
         srun --ntasks-per-node=1 jzero doctor
 
+        # on all hosts of a file: what each has, and what does not fit together
+        jzero doctor --hostfile hosts
+
         # for a program: only what is wrong
         jzero doctor --json | jq '.findings[] | select(.level == "wrong")'
 
@@ -57,16 +66,30 @@ def doctor_command(
     if settings:
         _show_settings(as_json)
         return
-    findings = examine(this_machine())
+    by_host = {"": examine(this_machine())} if hostfile is None else _examine_hosts(hostfile)
+    findings = [finding for some in by_host.values() for finding in some]
     n_wrong = sum(f.level == "wrong" for f in findings)
     if as_json:
-        typer.echo(json.dumps({"wrong": n_wrong, "findings": [dataclasses.asdict(f) for f in findings]}, indent=2))
+        listed = [
+            {**({"host": host} if hostfile else {}), **dataclasses.asdict(f)} for host in by_host for f in by_host[host]
+        ]
+        typer.echo(json.dumps({"wrong": n_wrong, "findings": listed}, indent=2))
     else:
         console = Console()
-        console.print(_table(findings), highlight=False)
+        for host, some in by_host.items():
+            if host:
+                console.print(f"[bold]{escape(host)}[/]")
+            console.print(_table(some), highlight=False)
         console.print(_verdict(n_wrong, sum(f.level == "note" for f in findings)))
     if n_wrong:
         raise typer.Exit(EXIT_WRONG)
+
+
+def _examine_hosts(hostfile: Path) -> dict[str, list[Finding]]:
+    from jzero.cli.doctor_hosts import examine_hosts  # only this starts processes
+
+    with bad_input_exits():
+        return examine_hosts(hostfile)
 
 
 def _show_settings(as_json: bool) -> None:

@@ -1,6 +1,8 @@
 """A group of commands whose modules are imported when they are run: a list of commands costs no more than its text."""
 
 import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
 
 import typer
@@ -16,18 +18,20 @@ class LazyCommand(NamedTuple):
         module: the module to import.
         function: the function in it that typer makes a command of.
         help: the first line of its docstring, for the list of commands.
+        settings: click's, for this command.
     """
 
     module: str
     function: str
     help: str
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     def load(self, name: str) -> TyperCommand:
         """Imports the module and makes the command, by this name."""
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
         with silent_interrupt():
             module = importlib.import_module(self.module)
-        one.command(name)(getattr(module, self.function))
+        one.command(name, context_settings=dict(self.settings))(getattr(module, self.function))
         return cast(TyperCommand, typer.main.get_command(one))
 
 

@@ -7,10 +7,17 @@ import typer
 
 from jzero.base.interruption import second_signal_ends
 from jzero.base.version import VERSION
+from jzero.cli.launch_flags import BOTH_SPELLINGS, SETTINGS
 from jzero.cli.lazy_group import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "train": LazyCommand("jzero.cli.train", "train_command", "Train the model of a run file."),
+    "train": LazyCommand("jzero.cli.train", "train_command", "Train the model of a run file.", BOTH_SPELLINGS),
+    "launch": LazyCommand(
+        "jzero.cli.launch",
+        "launch_command",
+        "Start a command as several processes, on one machine or many, and watch them.",
+        SETTINGS,
+    ),
     "config": LazyCommand(
         "jzero.cli.config",
         "config_command",

@@ -9,11 +9,13 @@ import typer
 from rich.console import Console
 
 from jzero.base.terminal import escape, printable
+from jzero.cli import launch_flags
 from jzero.cli.exits import EXIT_BAD_INPUT, EXIT_SIGNAL
+from jzero.cli.launch import launch_command
 from jzero.config import RunConfig, TrainingArguments, load_run
 from jzero.errors import JzeroError, LaunchError
 from jzero.launch import initialize_from_environment, leave_failed
-from jzero.launch.failure import RESTART_STATUS
+from jzero.launch.statuses import RESTART_STATUS
 from jzero.sharding.mesh import simulate_devices
 from jzero.train.monitor.log import shown_log
 from jzero.train.resume import check_new
@@ -42,6 +44,9 @@ def train_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove the checkpoints of another run from output_dir, and begin.")
     ] = False,
+    hostfile: launch_flags.Hostfile = None,
+    num_nodes: launch_flags.NumNodes = None,
+    num_gpus: launch_flags.NumGpus = None,
 ) -> None:
     r"""Train the model of a run file.
 
@@ -80,12 +85,19 @@ def train_command(
         # Ctrl-C stops after the current step and saves; go on from there
         jzero train configs/demo.json --resume runs/demo/checkpoint-120 --devices 8
 
+        # one process a GPU, on this machine or on those of a file; `jzero launch train ...` has more options
+        jzero train run.json --num-gpus 8
+        jzero train run.json --hostfile hosts
+
         # under a scheduler that stops and starts it: go on where it was, wherever that is
         jzero train configs/demo.json --resume auto --devices 8
 
     Checkpoints and `metrics.jsonl` (one JSON object a line) go to `training_arguments.output_dir`. It is the
     folder of one run: a new run is refused where another one's checkpoints are.
     """
+    if hostfile is not None or num_nodes is not None or num_gpus is not None:
+        words = _words(run_file, overrides or [], devices=devices, resume=resume, weights=weights, overwrite=overwrite)
+        launch_command(words, hostfile=hostfile, num_nodes=num_nodes, num_gpus=num_gpus)
     try:
         if devices is not None:
             simulate_devices(devices)
@@ -105,6 +117,17 @@ def _named_by(arguments: TrainingArguments) -> Path | None:
     """The checkpoint that the run file itself goes on from."""
     named = arguments.resume_from_checkpoint
     return Path(arguments.output_dir) if named is True else Path(named) if named else None
+
+
+def _words(run_file: Path, overrides: list[str], **options: object) -> list[str]:
+    """The command of each process, where several are started."""
+    words = ["train", str(run_file), *overrides]
+    for name, value in options.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words += [f"--{name}", str(value)]
+    return words
 
 
 _TELLING_SECONDS = 60.0

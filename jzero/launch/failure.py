@@ -15,13 +15,10 @@ from types import TracebackType
 import jax
 
 from jzero.launch.agreement import tell_failure
+from jzero.launch.statuses import RESTART_STATUS
 
 GRACE_SECONDS = 5.0
 """How much later the others may meet the same failure, such as a mistake in a file that all of them read."""
-
-
-RESTART_STATUS = 75
-"""What a process ends with if starting it again may help; what sysexits.h calls a temporary failure."""
 
 
 _OF_ANOTHER = re.compile(

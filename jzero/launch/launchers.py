@@ -92,7 +92,7 @@ LAUNCHERS = (
         size=("JZERO_NUM_PROCESSES",),
         local_rank=("JZERO_LOCAL_RANK",),
         local_size=("JZERO_LOCAL_SIZE",),
-        job=("JZERO_ATTEMPT",),
+        job=("JZERO_LAUNCH", "JZERO_ATTEMPT"),
         decides=True,
         advice="set JZERO_COORDINATOR to the first process's HOST:PORT",
     ),

@@ -34,7 +34,7 @@ def local_device_ids(
         >>> local_device_ids(launch, {"CUDA_VISIBLE_DEVICES": "5"}, Neighbours(4, 1, False), 8)  # has its own already
     """
     visible = variables.get("CUDA_VISIBLE_DEVICES")
-    count = n_gpus if visible is None else _count(visible)
+    count = n_gpus if visible is None else len(names_of_gpus(visible))
     if own := variables.get("JAX_LOCAL_DEVICE_IDS"):
         if not re.fullmatch(r"\d+(,\d+)*", own):
             raise ConfigError(f"JAX_LOCAL_DEVICE_IDS is {own!r}; it must be numbers with commas between them.")
@@ -64,8 +64,12 @@ def count_gpus() -> int:
     return sum(bool(re.fullmatch(r"nvidia\d+", file.name)) for file in folder.iterdir()) if folder.is_dir() else 0
 
 
-def _count(visible: str) -> int:
-    """How many GPUs a CUDA_VISIBLE_DEVICES shows: those before the first one that is none."""
-    return len(
-        list(itertools.takewhile(lambda name: name.strip() and not name.strip().startswith("-"), visible.split(",")))
-    )
+def names_of_gpus(visible: str) -> list[str]:
+    """The GPUs that a CUDA_VISIBLE_DEVICES shows: those before the first one that is none.
+
+    Example:
+        >>> names_of_gpus("0, GPU-1f,-1,2")
+        ['0', 'GPU-1f']
+    """
+    names = (name.strip() for name in visible.split(","))
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))

@@ -1,7 +1,10 @@
 """SLURM's notations: lists of hosts, and of numbers of tasks."""
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+_LISTED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 
 
 def first_host(variables: Mapping[str, str]) -> str | None:
@@ -39,6 +42,30 @@ def tasks_on_node(variables: Mapping[str, str]) -> int | None:
     return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 
 
+def hosts_of(text: str) -> list[str]:
+    """All hosts of a list as SLURM writes it; several brackets of one name multiply.
+
+    Example:
+        >>> hosts_of("gpu-a[007-009,20],login,rack[1-2]n[1-2]")
+        ['gpu-a007', 'gpu-a008', 'gpu-a009', 'gpu-a20', 'login', 'rack1n1', 'rack1n2', 'rack2n1', 'rack2n2']
+    """
+    found = []
+    for name in _LISTED.findall(text):
+        parts = [part for part in re.split(r"(\[[^\]]*\])", name) if part]
+        choices = [list(_numbers(part[1:-1])) if part[0] == "[" else [part] for part in parts]
+        found += ["".join(combination) for combination in itertools.product(*choices)]
+    return found
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """The numbers of a bracket, with as many digits as its ranges begin with."""
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if dash and low.isdecimal() and high.isdecimal():
+            yield from (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
+        else:
+            yield part
+
+
 def _first(hosts: str) -> str | None:
-    head = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", head[0]) if head and head[0] else None
+    return next(iter(hosts_of(hosts)), None)

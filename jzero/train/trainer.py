@@ -5,6 +5,7 @@ Every process runs the same steps on its own rows of each batch; only the first 
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from jzero.sharding.mesh import mesh_for, n_data_shards
 from jzero.start import initialize
 from jzero.train.compile_cache import use_compile_cache
 from jzero.train.data import VOCAB_SIZE, Corpus, load_corpus
+from jzero.train.kept_batch import keeping_batch, tell_sizes
 from jzero.train.loop import Loop, Run
 from jzero.train.monitor import ConsoleView, JsonLines, MetricWriter, event_writers
 from jzero.train.monitor.events import TensorBoardEvents
@@ -78,6 +80,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
         JzeroError: whatever does not fit, in one sentence.
     """
     agree({**facts_of_process(), **_what_decides(config)})
+    config = keeping_batch(config, os.environ, len(jax.devices()) if mesh is None else n_data_shards(mesh))
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
     _check_reads(model, corpus)
@@ -264,6 +267,7 @@ def train(run: Run, *, console: Console | None = None, **begin: Unpack[Begin]) -
         writers = _writers(run, start, console)
         watchdog = Watchdog(engine.config.jzero.hang_seconds, jax.process_index())
         loop = Loop(run, checkpoints, start, writers, log, watchdog)
+        tell_sizes(engine)
         for writer in loop.writers:
             closing.callback(loop.try_to_write, writer.close)
         began = time.monotonic()

@@ -1,7 +1,8 @@
 """A process that is alive but makes no progress ends itself, so that a run is started again and not paid for.
 
 A collective that one process never enters keeps all others waiting for ever, and nobody notices: their connections
-live. So each process knows what it is doing and since when, and a thread looks at that.
+live. So each process knows what it is doing and since when, and a thread looks at that. It also tells the agent that
+`jzero launch` has on the machine, so that the launcher can say which process the others wait for.
 """
 
 import faulthandler
@@ -13,7 +14,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from jzero.launch.failure import RESTART_STATUS
+from jzero.launch.heartbeat import BEAT_SECONDS, has_agent, tell
+from jzero.launch.statuses import RESTART_STATUS
 
 FACTOR = 10.0
 """A phase may take so many times as long as the mean step, if that is more than the least."""
@@ -73,10 +75,9 @@ class Watchdog:
 
     def overdue(self) -> str | None:
         """What takes far too long, in one sentence; None while nothing does."""
-        if (now := self._now) is None:
+        if (now := self._now) is None or not self._least:
             return None
-        phase, since, patience = now
-        limit, took = patience * max(FACTOR * self.mean, self._least), self._clock() - since
+        phase, took, limit = now[0], self._clock() - now[1], self._limit(now[2])
         if took <= limit:
             return None
         return (
@@ -85,8 +86,17 @@ class Watchdog:
             f"{FACTOR:.0f} mean steps); it ends with status {RESTART_STATUS}. Above is what its threads were doing."
         )
 
+    def beat(self) -> None:
+        """Tells the agent, if there is one, what this process does and since when."""
+        phase, since, patience = self._now or ("", self._clock(), 0.0)
+        limit = self._limit(patience) if self._least else 0.0
+        tell({"step": self.step, "phase": phase, "seconds": round(self._clock() - since, 1), "limit": round(limit, 1)})
+
+    def _limit(self, patience: float) -> float:
+        return patience * max(FACTOR * self.mean, self._least)
+
     def __enter__(self) -> "Watchdog":
-        if self._least:
+        if self._least or has_agent():
             self._thread.start()
         return self
 
@@ -98,7 +108,9 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(5.0, max(0.05, self._least / 10))):
+        looks = min(5.0, max(0.05, self._least / 10)) if self._least else 5.0
+        while not self._over.wait(min(looks, BEAT_SECONDS) if has_agent() else looks):
+            self.beat()
             if sentence := self.overdue():
                 self._end(sentence)
                 return

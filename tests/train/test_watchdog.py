@@ -1,10 +1,12 @@
 """When a process that makes no progress ends itself, and what it says."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from jzero.launch.wire import unpacked
 from jzero.train.watchdog import SAVE_PATIENCE, Watchdog
 
 
@@ -70,6 +72,27 @@ def test_a_stuck_process_writes_its_stacks_and_ends_with_75():
     assert "most recent call first" in ended.stderr
     assert 'File "<string>", line 7 in <module>' in ended.stderr
     assert "at step 0, waiting for a batch, where 0 s is the limit" in ended.stderr.splitlines()[-1]
+
+
+def test_it_tells_the_agent_what_the_process_does(clock, tmp_path, monkeypatch):
+    pipe = tmp_path / "beats"
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    monkeypatch.setenv("JZERO_HEARTBEAT", str(pipe))
+    monkeypatch.setenv("JZERO_RANK", "3")
+    for least in (300, 0):
+        watchdog = Watchdog(least, 3, clock=clock)
+        watchdog.beat()
+        watchdog.begin(40)
+        watchdog.step = 7
+        watchdog.enter("saving", patience=2)
+        clock.now += 12
+        watchdog.beat()
+    told = [unpacked(line) for line in os.read(reads, 1 << 16).splitlines()]
+    os.close(reads)
+    compiling = {"rank": 3, "step": 0, "phase": "", "seconds": 0, "limit": 0}
+    saving = {"rank": 3, "step": 7, "phase": "saving", "seconds": 12, "limit": 800}
+    assert told == [compiling, saving, compiling, {**saving, "limit": 0}]
 
 
 def test_zero_seconds_are_no_limit():

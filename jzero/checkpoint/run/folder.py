@@ -15,6 +15,7 @@ from jzero.checkpoint.run.place import complete_in, make_folder, remove, tidy
 from jzero.checkpoint.run.processes import on_first_process
 from jzero.checkpoint.run.saving import Saving
 from jzero.errors import CheckpointError, DamagedCheckpointError
+from jzero.launch.heartbeat import tell
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Checkpoints:
         self._engine, self._report = engine, report
         self._max_to_keep, self._keep_every, self._save_minutes = max_to_keep, keep_every, save_minutes
         self._saving: Saving | None = None
-        self._reported = False
+        self._reported, self._step = False, -1
         self._saved: list[Path] = []
         self._left_alone: frozenset[Path] = frozenset()
         self._refused: CheckpointError | None = None
@@ -110,7 +111,7 @@ class Checkpoints:
             if (path := self.path(step)) in self._left_alone:
                 raise CheckpointError(f"{path} is a checkpoint of another run; it is left alone, and none saved.")
             self._saving = self._engine.save_checkpoint(self.path(step), dict(extra or {}), wait=False)
-            self._reported = False
+            self._reported, self._step = False, step
         except CheckpointError as error:
             self._refused = error
             self._after(error)
@@ -162,6 +163,7 @@ class Checkpoints:
         if error is not None:
             self._report(str(error))
         elif self._saving is not None:
+            tell({"saved": self._step})  # a launcher counts restarts from here
             self._saved = [*(path for path in self._saved if path != self._saving.path), self._saving.path]
             try:
                 self._prune()

@@ -1,6 +1,7 @@
 """The three batch sizes: samples per step = samples per micro-batch x micro-batches per step x data shards."""
 
 import math
+from collections.abc import Iterable
 
 from jzero.config.schema.scalars import LARGEST_32
 from jzero.errors import ConfigError
@@ -53,6 +54,30 @@ def resolve_batch(
         f"{file}: {', '.join(values)} do not fit {world} data shards, because train_batch_size must be "
         f"train_micro_batch_size_per_gpu x gradient_accumulation_steps x {world}; {_nearest(given, world)}"
     )
+
+
+def fitting_micros(total: int, micros: Iterable[int], world: int) -> list[int]:
+    """The micro-batches with which a total is kept on another number of data shards.
+
+    Args:
+        total: `train_batch_size`, to be kept.
+        micros: those that fit into memory.
+        world: Number of data shards now.
+
+    Raises:
+        ConfigError: The total cannot be divided among them.
+
+    >>> fitting_micros(32, range(1, 5), world=4), fitting_micros(24, [3, 4], world=8)
+    ([1, 2, 4], [3])
+    """
+    known = sorted(micros)
+    fitting = [micro for micro in known if total % (micro * world) == 0]
+    if not fitting:
+        sizes = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
+        raise ConfigError(
+            f"`train_batch_size` = {total} cannot be divided among {world} data shards in micro-batches of {sizes}"
+        )
+    return fitting
 
 
 def _nearest(given: tuple[int | None, int | None, int | None], world: int) -> str:

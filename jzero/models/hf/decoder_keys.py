@@ -131,7 +131,9 @@ def decoder_config(family: str, values: Mapping[str, Json], where: str, form: Fo
 
 def activation(keys: Keys, key: str):
     """The activation that a key names."""
-    if (name := keys.get(key)) not in NAMES:
+    name = keys.get(key)
+    name = keys.defaults.get(key) if name is None else name  # older files of Gemma have null
+    if name not in NAMES:
         raise keys.wrong(key, f"one of {', '.join(NAMES)}")
     return NAMES[name]
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from jzero.base.types import Json
 from jzero.errors import ConfigError
-from jzero.models.hf.activations import NAMES
+from jzero.models.hf.activations import NAMES, Activation
 from jzero.models.hf.decoder_config import DecoderConfig, Norms, QKNorm
 from jzero.models.hf.keys import Keys
 from jzero.models.hf.rope import SCALINGS, Rope, yarn_amplitude
@@ -129,9 +129,10 @@ def decoder_config(family: str, values: Mapping[str, Json], where: str, form: Fo
     )
 
 
-def activation(keys: Keys, key: str):
+def activation(keys: Keys, key: str) -> Activation:
     """The activation that a key names."""
-    if (name := keys.get(key)) not in NAMES:
+    name = keys.get(key) or keys.defaults.get(key)  # older files of Gemma have null
+    if not isinstance(name, str) or name not in NAMES:
         raise keys.wrong(key, f"one of {', '.join(NAMES)}")
     return NAMES[name]
 

@@ -24,7 +24,7 @@ class Keys:
     """
 
     def __init__(self, values: Mapping[str, Json], where: str, defaults: Mapping[str, Json] | None = None):
-        self.values, self.where = {**(defaults or {}), **values}, where
+        self.values, self.where, self.defaults = {**(defaults or {}), **values}, where, defaults or {}
 
     def get(self, key: str) -> Json:
         """What a key holds; None where it is not there."""

@@ -41,6 +41,7 @@ def test_versions_4_and_5_say_the_same(tmp_path):
     older = open_published(folder_of(tmp_path, gemma, **flat, **types, rope_scaling=scaling), {})
     assert older.config == open_published(GOLDEN / "gemma3", {}).config
     assert older.config.rope == Rope(1e6, "linear", 8.0)
+    assert open_published(folder_of(tmp_path, gemma, hidden_activation=None), {}).config.activation == "gelu_tanh"
 
 
 def test_the_text_part_of_a_model_of_images_is_taken(tmp_path, caplog):

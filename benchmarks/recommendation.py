@@ -103,9 +103,9 @@ def run_of(pair: Pair, gpu: str) -> dict[str, Any]:
     }
 
 
-def all_settings(base: Setting, *, remat: bool) -> list[Setting]:
+def all_settings(base: Setting, group: int, *, remat: bool) -> list[Setting]:
     """Everything that may be recommended."""
-    found = list(settings(base, STAGES))
+    found = list(settings(base, STAGES, group))
     for setting in found:  # which grows
         found += [s for s in fallbacks(setting, divisible=True, remat=remat) if s not in found]
     return found
@@ -125,7 +125,7 @@ def check(pair: Pair, folder: Path, say: Any) -> dict[str, Any]:
     say("planning")
     found = plan(**run, compiled="recommended")
     what = workload_of(**run)
-    every = all_settings(found.base, remat=run["rematerialised"] is not None)
+    every = all_settings(found.base, what.group, remat=run["rematerialised"] is not None)
     rows = {s: what.estimate(s, batch=s.micro_batch != found.base.micro_batch) for s in every}
     chosen = found.recommendation.setting
     order = costs(rows)

@@ -34,7 +34,9 @@ COMMANDS = {
         "Show what each ZeRO stage would hold and send on a cluster, and which setting to take. Needs no GPU.",
     ),
     "flops": LazyCommand(
-        "jzero.cli.flops", "flops_command", "Count the floating-point operations of a training step. Needs no GPU."
+        "jzero.cli.flops",
+        "flops_command",
+        "Count the floating-point operations of a training step. Needs no GPU and runs nothing.",
     ),
     "tokenize": LazyCommand(
         "jzero.cli.tokenize", "tokenize_command", "Make a token file of text, JSON lines or parquet, to train on."

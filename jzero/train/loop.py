@@ -22,6 +22,7 @@ from jzero.train.data import Corpus
 from jzero.train.data.prefetch import Prefetch
 from jzero.train.feed import CorpusFeed, Feed
 from jzero.train.monitor import MetricWriter
+from jzero.train.pace import Pace
 from jzero.train.patience import Patience
 from jzero.train.position import Facts
 from jzero.train.resume import Start, next_rate
@@ -70,8 +71,6 @@ class Loop:
     stopped: int = 0
     latest: dict[str, float] = field(default_factory=dict)
     _unread: dict[str, jax.Array | float] | None = None
-    _clock: float | None = None
-    _seconds: float | None = None
     _evaluated_at: int = -1
     _saved_at: int = -1
     _metrics_lost: bool = False
@@ -81,6 +80,8 @@ class Loop:
         self._batches: Iterator[Batch] = iter(())
         arguments = self.run.config.training_arguments
         limits = arguments.early_stopping_patience, arguments.early_stopping_threshold
+        seq_len = self.run.feed.seq_len
+        self.pace = Pace(self.run.engine, self._rows * (seq_len or 1), "tokens" if seq_len else "samples")
         self.patience = Patience.of(self.start.saved.get("early_stopping"), *limits)
 
     @contextmanager
@@ -127,16 +128,9 @@ class Loop:
         if skipped := self.run.engine.why_skipped(metrics):
             self.log(skipped)
         metrics = {name: value for name, value in metrics.items() if not name.startswith("nonfinite_")}
-        step, now = int(metrics.pop("step")), time.monotonic()
-        if self._clock is not None:  # the first step, and one after an evaluation or a save, would count those too
-            took = now - self._clock
-            self._seconds = took if self._seconds is None else 0.9 * self._seconds + 0.1 * took
-            seq_len = self.run.feed.seq_len
-            metrics["tokens_per_second" if seq_len else "samples_per_second"] = (
-                self._rows * (seq_len or 1) / self._seconds
-            )
-        self._clock = now
-        self.watchdog.begin(self._seconds or 0.0)
+        step = int(metrics.pop("step"))
+        metrics |= self.pace.step_ended()
+        self.watchdog.begin(self.pace.seconds)
         self.watchdog.enter("between two steps")
         self._write(step, metrics)
 
@@ -150,7 +144,7 @@ class Loop:
         engine = self.run.engine
         rows = engine.config.train_micro_batch_size_per_gpu * n_data_shards(engine.mesh)
         losses, weights, save = [], [], False
-        self._clock = None
+        self.pace.restart()
         self.watchdog.unlimited()  # the first one is compiled
         for batch, weight in self.run.feed.validation(rows):
             if losses or self._evaluated_at >= 0:
@@ -182,7 +176,8 @@ class Loop:
         if self.patience.limit is not None and math.isfinite(self.patience.best):
             facts["early_stopping"] = {"best": self.patience.best, "waited": self.patience.waited}
         self.checkpoints.save(self.step, facts)
-        self._clock, self._saved_at = None, self.step
+        self.pace.restart()
+        self._saved_at = self.step
 
     def finish(self, flags: Interrupts) -> None:
         """Reads, evaluates and saves what the last step left open."""

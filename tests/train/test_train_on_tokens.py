@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def lines(out: Path) -> list[dict]:
-    timed = ("tokens_per_second", "data_seconds", "run")
+    timed = ("tokens_per_second", "step_seconds", "model_tflops_per_device", "data_seconds", "run")
     read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in timed} for line in read]
 

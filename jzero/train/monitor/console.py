@@ -21,6 +21,7 @@ _FORMATS = {
     "skipped_steps": "skipped {:.0f}",
     "tokens_per_second": "{:,.0f} tok/s",
     "samples_per_second": "{:,.1f} samples/s",
+    "mfu": "MFU {:.1%}",
 }
 
 

@@ -129,9 +129,12 @@ VARIANTS = {
 )
 def test_every_way_to_train_is_the_same_in_groups(kind, name):
     flat, grouped = (train(gpt(k, 2, width=64, **VARIANTS[name]), tokens(3, 2)) for k in ("flat", kind))
+    if name == "gradients in bf16":  # which rounds the sum of a group once more
+        np.testing.assert_allclose(grouped.losses, flat.losses, rtol=2e-3)
+        np.testing.assert_allclose(grouped.norms, flat.norms, rtol=3e-2)
+        return
     # Where a gradient is nothing but rounding, such as that of the keys' bias, Adam makes a step of it, of 0.01 here.
-    rtol, atol = (1e-2, 1e-2) if name == "gradients in bf16" else (2e-5, 3e-3)
-    assert_equal_runs(grouped, flat, rtol=rtol, atol=atol)
+    assert_equal_runs(grouped, flat, atol=3e-3)
 
 
 @FULL

@@ -83,7 +83,7 @@ def planned_model(run: RunConfig) -> BuiltModel:
 
 def _rematerialised(run: RunConfig) -> Callable | None:
     """The model with rematerialised blocks; None where it has them, or where its family has no such option."""
-    if run.model.get("remat") or run.deepspeed.jzero.remat:
+    if run.model.get("remat") or run.deepspeed.jzero.remat or run.training_arguments.gradient_checkpointing:
         return None
     try:
         return models.build({**run.model, "remat": True}).factory

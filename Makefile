@@ -70,7 +70,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/closed_form_error.py
 	$(BIN)/python benchmarks/compile_time.py
 	$(BIN)/python benchmarks/checkpoint.py
-	$(BIN)/python benchmarks/tokenize.py
+	$(BIN)/python benchmarks/tokenizing.py
 	$(BIN)/python benchmarks/hf_weights.py
 	$(BIN)/python benchmarks/gpu_real.py
 

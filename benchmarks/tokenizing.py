@@ -1,6 +1,6 @@
 """How fast `jzero tokenize` is beside the tokenizer alone, and what memory it takes: text of the standard library.
 
-`python benchmarks/tokenize.py 1000` makes a text of 1000 MB and prints one JSON object.
+`python benchmarks/tokenizing.py 1000` makes a text of 1000 MB and prints one JSON object.
 """
 
 import json

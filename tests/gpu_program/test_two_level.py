@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jzero.jaxpr import JAX_VERSION
 from jzero.models.gpt import GPT
 from jzero.models.gpt_config import GPTConfig
 from jzero.models.losses import next_token_loss
@@ -69,7 +70,8 @@ def test_parameters_and_gradients_cross_nodes_once_a_step(scan_layers, n_micro):
     nodes = N_GPUS // NODE
     formula = 6 * n_params() / NODE * (nodes - 1) / nodes
     assert sum(link_traffic(program.collectives).across.values()) <= 1.05 * formula
-    assert all(c.asynchronous for c in crossing)
+    # In the loops that stacks cross in nothing runs beside them, and from 0.12 on XLA then makes them blocking ones.
+    assert all(c.asynchronous for c in crossing if c.loop is None or JAX_VERSION < (0, 12))
 
 
 def matrices(scan_layers):

@@ -157,3 +157,17 @@ def test_records_leave_no_file_behind(folder, monkeypatch):
     assert sorted((folder / "model").iterdir()) == before
     assert records.train.batch(0, 2)["tokens"].any()
     assert TokenFile(folder / "texts.tokens").head.n_documents == 80
+
+
+def test_what_tokenising_left_out_and_who_made_the_tokens_is_known(folder):
+    (folder / "texts2.jsonl").write_text((folder / "texts.jsonl").read_text() + json.dumps({"text": ""}) + "\n")
+    found = corpus(folder, source="jsonl", files=["texts2.jsonl"], tokenizer="model")
+    assert found.notes[0] == "1 documents without any text are left out."
+    assert found.tokenizer == Tokenizer(folder / "model").sha256
+    assert corpus(folder, source="stdlib").tokenizer is None
+
+
+def test_records_without_any_text_are_named(folder):
+    (folder / "empty.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"/empty\.jsonl: there is no document with any text"):
+        corpus(folder, source="jsonl", files=["empty.jsonl"], tokenizer="model")

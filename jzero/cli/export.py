@@ -48,6 +48,7 @@ def export_command(
         Path | None,
         typer.Option(metavar="FOLDER", help="With --hf: where the model came from.", show_default="as trained"),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace weights that are there.")] = False,
 ) -> None:
     r"""Write a checkpoint's weights as plain files.
 
@@ -70,13 +71,14 @@ def export_command(
         if hf is not None:
             if out is not None or format is not Format.safetensors:
                 raise ConfigError("--hf names the folder to write to, in safetensors; leave out OUT and --format.")
-            files = export_hf(
-                checkpoint, hf, source=source, dtype=None if dtype is None else dtype.value, max_shard_bytes=most
-            )
+            as_hf = None if dtype is None else dtype.value
+            files = export_hf(checkpoint, hf, source=source, dtype=as_hf, max_shard_bytes=most, overwrite=overwrite)
         elif out is None or source is not None:
             raise ConfigError("give the folder to write to as OUT, or with --hf; --source is for --hf.")
         else:
             as_dtype = (dtype or Dtype.fp32).value
-            files = export(checkpoint, out, format=format.value, dtype=as_dtype, max_shard_bytes=most)
+            files = export(
+                checkpoint, out, format=format.value, dtype=as_dtype, max_shard_bytes=most, overwrite=overwrite
+            )
     for file in files:
         typer.echo(f"{printable(str(file))} {file.stat().st_size:,} bytes")

@@ -14,7 +14,8 @@ from jzero.train.data import Corpus
 from jzero.train.position import Facts
 
 VALIDATION_WINDOWS = 256
-"""An evaluation reads about this many windows of the validation text, the same ones every time."""
+"""An evaluation reads this many windows of the validation text, the same ones every time; fewer where it would take a
+batch that is not full of rows without a mask."""
 
 Log = Callable[[str], None]
 
@@ -77,8 +78,13 @@ class CorpusFeed:
     def validation(self, rows: int) -> Iterator[Weighted]:
         """See `Feed`."""
         text, own = self._corpus.validation, rows // jax.process_count()
-        for index in range(max(1, min(VALIDATION_WINDOWS, text.n_windows) // rows)):
+        n = min(VALIDATION_WINDOWS, text.n_windows)
+        if n < rows and not self._corpus.full and jax.process_count() == 1:
+            rows = own = n  # each once; several processes take equal parts, and so some twice
+        for index in range(-(-n // rows) if self._corpus.full else max(1, n // rows)):
             batch = text.batch(index, rows)  # whole, to see what all of it counts
+            if self._corpus.full:  # rows of padding fill up the last one
+                batch = {name: np.where(np.arange(rows)[:, None] < n - index * rows, x, 0) for name, x in batch.items()}
             part = {name: x[jax.process_index() * own :][:own] for name, x in batch.items()}
             yield Weighted(part, n_targets(batch))
 

@@ -4,11 +4,12 @@ Every process runs the same steps on its own rows of each batch; only the first 
 """
 
 import functools
+import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -84,6 +85,7 @@ def prepare(config: RunConfig, *, base: Path = Path(), mesh: Mesh | None = None)
     arguments, model = config.training_arguments, language_model(config)
     corpus = load_corpus(config.data, base=base, seed=arguments.seed)
     _check_reads(model, corpus)
+    corpus = corpus._replace(notes=(*corpus.notes, *strange_tokens(model, corpus)))
     agree({"the text's fingerprint": corpus.fingerprint} if jax.process_count() > 1 else {})
     known: dict[str, Any] = {"training_arguments": arguments, "hidden_size": model.hidden_size}
     facts = {**known, "world": len(jax.devices()) if mesh is None else n_data_shards(mesh)}
@@ -173,6 +175,27 @@ def _check_reads(model: models.BuiltModel, corpus: Corpus) -> None:
             'not every token counts; choose a family such as gpt or llama, or text with `packing`: "concatenate" and '
             "without `document_mask`."
         )
+
+
+def strange_tokens(model: models.BuiltModel, corpus: Corpus) -> Iterator[str]:
+    """What to say where a published model's weights have learned other ids than those of the text."""
+    if model.weights is None:
+        return
+    folder = model.weights.published.folder
+    if corpus.tokenizer is None:
+        yield (
+            f"The text is read as bytes, and the weights of {folder} have learned the ids of a tokenizer, which mean "
+            "something else: make tokens with that tokenizer by `jzero tokenize`, and read them with data.source "
+            '"tokens"; or begin with new weights ("weights": false).'
+        )
+        return
+    with suppress(OSError, ValueError):  # not every folder has one
+        own = folder / "tokenizer.json"
+        if hashlib.sha256(own.read_bytes()).hexdigest() != corpus.tokenizer:
+            yield (
+                f"The text was made into tokens by another tokenizer than {own}, whose ids the weights have learned; "
+                "an export copies that one."
+            )
 
 
 def _with_rate_of(deepspeed: Config, arguments: TrainingArguments) -> TrainingArguments:

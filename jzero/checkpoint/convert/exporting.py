@@ -35,6 +35,7 @@ def export(
     format: Literal["safetensors", "npz"] = "safetensors",
     dtype: Literal["fp32", "bf16"] = "fp32",
     max_shard_bytes: int = 5 * 10**9,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Writes the parameters and the model's state, under their dotted names; tied parameters once.
 
@@ -47,13 +48,14 @@ def export(
         format: safetensors files, and Hugging Face's index file if there are several; or one npz file.
         dtype: of floating leaves; others keep their own.
         max_shard_bytes: how long a safetensors file may be; a larger leaf has a file of its own.
+        overwrite: replace weights that are there; it is refused otherwise.
 
     Returns:
         The files that were written.
 
     Raises:
-        CheckpointError: no checkpoint there, a damaged one, `out` cannot be written to, or it holds files of another
-            export that would not be replaced.
+        CheckpointError: no checkpoint there, a damaged one, `out` cannot be written to, or it holds weights already,
+            or with `overwrite` files of another export that would not be replaced.
     """
     folder, head = read_header(path)
     check_files(folder, head)
@@ -67,8 +69,8 @@ def export(
     try:
         out.mkdir(parents=True, exist_ok=True)
         if format == "npz":
-            return [_write_npz(out / "model.npz", entries)]
-        return _write_safetensors(out, entries, _facts(head), max_shard_bytes)
+            return [_write_npz(out / "model.npz", entries, overwrite)]
+        return _write_safetensors(out, entries, _facts(head), max_shard_bytes, overwrite)
     except OSError as error:
         raise CheckpointError(f"{out} cannot be written to: {error.strerror}.") from error
 
@@ -145,12 +147,14 @@ def _facts(head: Header) -> dict[str, str]:
     return {"format": "flax", "jzero": json.dumps(facts)}
 
 
-def _write_safetensors(out: Path, entries: list[Entry], metadata: dict[str, str], limit: int) -> list[Path]:
+def _write_safetensors(
+    out: Path, entries: list[Entry], metadata: dict[str, str], limit: int, overwrite: bool
+) -> list[Path]:
     shards = list(shards_of(entries, limit))
     n = len(shards)
     files = [out / (f"model-{i:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors") for i in range(1, n + 1)]
     written = [*files, out / "model.safetensors.index.json"] if n > 1 else files
-    check_alone(out, written)
+    check_alone(out, written, overwrite)
     for file, shard in zip(files, shards, strict=True):
         with unfinished_file(file) as unfinished:
             safetensors.write(unfinished, shard, metadata)
@@ -175,12 +179,12 @@ def shards_of(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
     yield shard
 
 
-def _write_npz(file: Path, entries: list[Entry]) -> Path:
+def _write_npz(file: Path, entries: list[Entry], overwrite: bool) -> Path:
     if unknown := next((entry for entry in entries if np.dtype(jnp.dtype(entry.dtype)).kind == "V"), None):
         raise CheckpointError(
             f"{unknown.name} would be {unknown.dtype}, which npz does not have; export fp32, or to safetensors."
         )
-    check_alone(file.parent, [file])
+    check_alone(file.parent, [file], overwrite)
     with unfinished_file(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
         for entry in entries:
             descr = np.lib.format.dtype_to_descr(np.dtype(entry.dtype))
@@ -193,14 +197,23 @@ def _write_npz(file: Path, entries: list[Entry]) -> Path:
     return file
 
 
-def check_alone(out: Path, written: list[Path]) -> None:
-    """Refuses a folder in which a reader could take another export's files for a part of this one."""
-    there = {file for pattern in _OUR_FILES for file in out.glob(pattern)} - set(written)
-    if there:
+def check_alone(out: Path, written: list[Path], overwrite: bool) -> None:
+    """Refuses to replace weights unasked, and a folder where another export's files could be taken for these."""
+    there = {file for pattern in _OUR_FILES for file in out.glob(pattern)}
+    if others := there - set(written):
         raise CheckpointError(
-            f"{out} holds {min(there).name} of another export, which could be taken for a part of this one; "
+            f"{out} holds {min(others).name} of another export, which could be taken for a part of this one; "
             "remove it or choose another folder."
         )
+    if there and not overwrite:
+        raise taken(min(there))
+
+
+def taken(file: Path) -> CheckpointError:
+    """That a file is there which would be replaced."""
+    return CheckpointError(
+        f"{file} is there already; choose another folder, or replace it with --overwrite (`overwrite=True` in Python)."
+    )
 
 
 @contextlib.contextmanager

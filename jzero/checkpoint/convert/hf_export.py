@@ -22,6 +22,7 @@ from jzero.checkpoint.convert.exporting import (
     dotted,
     entry_of,
     shards_of,
+    taken,
     unfinished_file,
 )
 from jzero.checkpoint.convert.hf_weights import leaves_of
@@ -59,6 +60,7 @@ def export_hf(
     dtype: Literal["fp32", "bf16"] | None = None,
     max_shard_bytes: int = 5 * 10**9,
     labels: Sequence[str] | None = None,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Writes config.json, the weights as safetensors, and what the source has beside them: the tokenizer's files.
 
@@ -69,13 +71,14 @@ def export_hf(
         dtype: of the weights; that of the source by default.
         max_shard_bytes: how long a file may be.
         labels: the classes of a model that classifies, where they are others than in the source.
+        overwrite: replace a model that is there; it is refused otherwise.
 
     Returns:
         The files that were written.
 
     Raises:
         CheckpointError: the checkpoint is of no such model, does not fit its source, is damaged, or `out` cannot be
-            written to.
+            written to or holds a model already.
         ConfigError: the source has no model that jzero has.
     """
     folder, head = read_header(path)
@@ -86,14 +89,15 @@ def export_hf(
         raise CheckpointError(
             f"{out} is the folder that the model came from; choose another, which leaves it as it is."
         )
+    if (config := out / "config.json").exists() and not overwrite:
+        raise taken(config)
     name = DTYPES[dtype] if dtype is not None else _dtype_of(published)
     plan = _plan(folder, head, published, name)
     if (size := published.values.get("dtype", published.values.get("torch_dtype"))) and size != name:
         logging.getLogger("jzero").info("%s: the weights are %s, those of the source are %s.", out, name, size)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = _write(out, plan, max_shard_bytes)
-        config = out / "config.json"
+        written = _write(out, plan, max_shard_bytes, overwrite)
         with unfinished_file(config) as unfinished:
             unfinished.write_text(json.dumps(published.exported_config(name), indent=2) + "\n")
         return [config, *_copy(published.folder, out), *written]
@@ -163,12 +167,12 @@ def _plan(folder: Path, head: Header, published: Published, dtype: str) -> list[
     return plan
 
 
-def _write(out: Path, plan: Sequence[_Leaf], limit: int) -> list[Path]:
+def _write(out: Path, plan: Sequence[_Leaf], limit: int, overwrite: bool) -> list[Path]:
     shards = list(shards_of([tensor for leaf in plan for tensor in leaf.tensors], limit))
     n = len(shards)
     files = [out / (f"model-{i:05}-of-{n:05}.safetensors" if n > 1 else "model.safetensors") for i in range(1, n + 1)]
     written = [*files, out / "model.safetensors.index.json"] if n > 1 else files
-    check_alone(out, written)
+    check_alone(out, written, overwrite)
     with ExitStack() as opened:
         places: dict[str, tuple[IO[bytes], int]] = {}
         for file, shard in zip(files, shards, strict=True):

@@ -30,6 +30,7 @@ class Corpus(NamedTuple):
         unit: what a token is called.
         full: whether its batches say which documents tokens are of and which tokens count.
         notes: sentences on what became of the documents.
+        tokenizer: the SHA-256 of the tokenizer.json that made the tokens; None for bytes.
     """
 
     train: Batches
@@ -38,6 +39,7 @@ class Corpus(NamedTuple):
     unit: str = "bytes"
     full: bool = False
     notes: tuple[str, ...] = ()
+    tokenizer: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -51,6 +53,7 @@ class _Part(NamedTuple):
     train: Rows
     validation: Rows
     documents: Documents
+    notes: tuple[str, ...] = ()
 
 
 def load_corpus(data: DataConfig, *, base: Path = Path(), seed: int = 0) -> Corpus:
@@ -74,12 +77,12 @@ def load_corpus(data: DataConfig, *, base: Path = Path(), seed: int = 0) -> Corp
     units = list(dict.fromkeys(part.documents.unit for part in opened))
     if len(units) > 1:
         raise ConfigError("data.mixture: bytes and tokens do not mean the same to a model; mix sources of one kind.")
-    _check_one_tokenizer(opened)
+    tokenizer = _one_tokenizer(opened)
     full = any(rows.full for part in opened for rows in part[:2])
     weights = [part.weight for part in data.parts]
     train = _batches([part.train for part in opened], weights, seed)
     validation = _batches([part.validation for part in opened], weights, 0)
-    return Corpus(train, validation, vocab_size, units[0], full, tuple(_notes(opened)))
+    return Corpus(train, validation, vocab_size, units[0], full, tuple(_notes(opened)), tokenizer)
 
 
 def _batches(parts: Sequence[Rows], weights: Sequence[float], seed: int) -> Batches:
@@ -89,20 +92,21 @@ def _batches(parts: Sequence[Rows], weights: Sequence[float], seed: int) -> Batc
 
 
 def _open(part: PartConfig, data: DataConfig, base: Path) -> _Part:
-    documents = _documents(part, base)
+    documents, notes = _documents(part, base)
     pack = part.packs == "best_fit"
     texts = divide(documents, data.validation_share, uncut=pack)
 
     def rows(text: Stretches) -> Rows:
         return PackedRows(text, data.seq_len) if pack else SplitRows(text, data.seq_len, apart=part.keeps_apart)
 
-    return _Part(rows(texts[0]), rows(texts[1]), documents)
+    return _Part(rows(texts[0]), rows(texts[1]), documents, notes)
 
 
-def _documents(part: PartConfig, base: Path) -> Documents:
+def _documents(part: PartConfig, base: Path) -> tuple[Documents, tuple[str, ...]]:
+    """The documents, and what is to be said of how they were made."""
     files = stdlib_files() if part.source == "stdlib" else glob_files(part.files, base)
     if part.source in BYTES:
-        return FileDocuments(files)
+        return FileDocuments(files), ()
     tokenizer = None if part.tokenizer is None else Tokenizer(base / part.tokenizer)
     if part.source == "tokens":
         opened = [TokenFile(file.path) for file in files]
@@ -112,21 +116,24 @@ def _documents(part: PartConfig, base: Path) -> Documents:
                 f"data.tokenizer: {wrong[0].path} was made by another tokenizer than {tokenizer.path}; make it anew "
                 "with `jzero tokenize`."
             )
-        return TokenDocuments(opened)
+        return TokenDocuments(opened), ()
     assert tokenizer is not None, "the run file was checked"
     with tempfile.TemporaryDirectory(prefix="jzero-tokens-") as folder:
         out = Path(folder, "records.tokens")
-        tokenize_files([file.path for file in files], tokenizer, out, field=part.field)
-        return TokenDocuments([TokenFile(out)])  # its map outlives its name
+        made = tokenize_files([file.path for file in files], tokenizer, out, field=part.field)
+        return TokenDocuments([TokenFile(out)]), made.notes  # its map outlives its name
 
 
-def _check_one_tokenizer(parts: Sequence[_Part]) -> None:
+def _one_tokenizer(parts: Sequence[_Part]) -> str | None:
     made = {part.documents.tokenizer for part in parts if isinstance(part.documents, TokenDocuments)}
     if len(made) > 1:
         raise ConfigError("data.mixture: its texts were made by different tokenizers, whose ids do not mean the same.")
+    return made.pop() if made else None
 
 
 def _notes(parts: Sequence[_Part]) -> Iterator[str]:
+    for part in parts:
+        yield from part.notes
     for rows in (rows for part in parts for rows in part[:1] if isinstance(rows, PackedRows)):
         yield f"best fit: {rows.n_rows:,} rows, of which {rows.padding:.1%} is padding."
         if rows.n_cut:

@@ -155,8 +155,11 @@ def _of_record(record: Json, how: Records, where: str) -> Iterator[Piece]:
 def _string(record: Mapping[str, Json], field: str, where: str) -> str:
     if isinstance(value := record.get(field), str):
         return _whole(value, where)
+    missing = {"prompt", "completion"} - record.keys()
+    if field == "text" and "text" not in record and len(missing) == 1:  # with both it is an instruction
+        raise ConfigError(f"{where} has no `{missing.pop()}`; a record of instructions has `prompt` and `completion`.")
     has = f"its fields are {', '.join(map(str, list(record)[:8]))}" if field not in record else f"it is {value!r:.60}"
-    raise ConfigError(f"{where}: `{field}` must be a string; {has}. --field names the one that has the text.")
+    raise ConfigError(f"{where}: `{field}` must be a string; {has}. --field, or data.field of a run, names the text's.")
 
 
 def _whole(text: str, where: str) -> str:

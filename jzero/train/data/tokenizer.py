@@ -163,10 +163,16 @@ class Tokenizer:
             there = [usual for usual in _USUAL_EOS if usual in self._ids]
             if len(there) != 1:
                 found = f"; it has {', '.join(there)}" if there else ""
-                raise ConfigError(f"{self.path} does not say which token ends a text; name it by --eos{found}.")
+                raise ConfigError(
+                    f"{self.path} does not say which token ends a text; name it by --eos, or as `eos_token` in the "
+                    f"tokenizer_config.json beside it{found}."
+                )
             wanted = there[0]
         if wanted not in self._ids:
-            raise ConfigError(f"{self.path} has no token {wanted!r}, which is to end a text; name another by --eos.")
+            raise ConfigError(
+                f"{self.path} has no token {wanted!r}, which is to end a text; name another by --eos, or as "
+                "`eos_token` in the tokenizer_config.json beside it."
+            )
         return self._ids[wanted]
 
 

@@ -87,6 +87,9 @@ def tokenize_files(
             for piece, encoding in zip(batch, encodings, strict=True):
                 assembly.add(piece, ids_of(encoding))
             progress(number, writer.n_tokens, writer.n_documents)
+        if not writer.n_documents:
+            more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+            raise ConfigError(f"{files[0]}{more}: there is no document with any text, of which tokens could be made.")
         head = writer.finish()
     progress(len(files), head.n_tokens, head.n_documents)
     return Made(head, assembly.n_empty, assembly.n_characters, writer.n_counted, tuple(_notes(assembly, tokenizer)))
@@ -95,11 +98,17 @@ def tokenize_files(
 def _notes(assembly: "_Assembly", tokenizer: Tokenizer) -> Iterator[str]:
     if assembly.n_empty:
         yield f"{assembly.n_empty:,} documents without any text are left out."
-    if assembly.n_cut and tokenizer.marks_beginnings:
-        yield (
-            "This tokenizer marks where a text begins, and a text of more than 250,000 characters is read in pieces: "
-            f"{assembly.n_cut:,} marks are there that one text at once would not have."
-        )
+    if (assembly.n_cut or assembly.n_parts) and tokenizer.marks_beginnings:
+        if assembly.n_cut:
+            yield (
+                "This tokenizer marks where a text begins, and a text of more than 250,000 characters is read in "
+                f"pieces: {assembly.n_cut:,} marks are there that one text at once would not have."
+            )
+        if assembly.n_parts:
+            yield (
+                "This tokenizer marks where a text begins, and what is asked and what answers are tokenised apart: "
+                f"{assembly.n_parts:,} parts of records may begin with a mark that one text at once would not have."
+            )
 
 
 class _Assembly:
@@ -108,15 +117,16 @@ class _Assembly:
     def __init__(self, writer: TokenWriter, eos: int):
         self._writer, self._eos = writer, np.array([eos], np.uint32)
         self._hash, self._length = hashlib.blake2b(digest_size=8), 0
-        self._last_counted = True
-        self.n_empty = self.n_cut = self.n_characters = 0
+        self.n_empty = self.n_cut = self.n_parts = self.n_characters = 0
 
     def add(self, piece: Piece, ids: np.ndarray) -> None:
         self._writer.add(ids, piece.counted)
         self._hash.update(piece.text.encode())
         self._length += len(ids)
         self.n_characters += len(piece.text)
-        self.n_cut += not piece.ends and piece.counted
+        is_text = piece.counted and not piece.closed
+        self.n_cut += is_text and not piece.ends
+        self.n_parts += not is_text and not piece.ends
         if not piece.ends:
             return
         if self._length:

@@ -70,7 +70,7 @@ def test_a_failed_export_leaves_the_older_one(saved, tmp_path, monkeypatch):
     read = arrays.read_in_blocks
     monkeypatch.setattr(arrays, "read_in_blocks", lambda *leaf: (np.negative(block) for block in read(*leaf)))
     with pytest.raises(DamagedCheckpointError, match=r"is damaged: params/\w+: it has other values than were saved\."):
-        export(saved, tmp_path)
+        export(saved, tmp_path, overwrite=True)
     assert list(tmp_path.iterdir()) == [file]
     assert file.read_bytes() == before
 
@@ -78,8 +78,19 @@ def test_a_failed_export_leaves_the_older_one(saved, tmp_path, monkeypatch):
 def test_two_exports_are_not_mixed(saved, tmp_path):
     export(saved, tmp_path, max_shard_bytes=2000)
     with pytest.raises(CheckpointError, match=r"holds model-00001-of-\d+.safetensors of another export"):
-        export(saved, tmp_path)
-    export(saved, tmp_path, max_shard_bytes=2000)
+        export(saved, tmp_path, overwrite=True)
+    export(saved, tmp_path, max_shard_bytes=2000, overwrite=True)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "npz"])
+def test_weights_that_are_there_are_replaced_only_when_asked(saved, tmp_path, format):
+    (file,) = export(saved, tmp_path, format=format)
+    file.write_bytes(b"of somebody else")
+    with pytest.raises(CheckpointError, match=rf"{file.name} is there already; choose another folder, or replace it"):
+        export(saved, tmp_path, format=format)
+    assert file.read_bytes() == b"of somebody else"
+    export(saved, tmp_path, format=format, overwrite=True)
+    assert file.read_bytes() != b"of somebody else"
 
 
 def test_files_that_are_no_weights_are_a_sentence(saved, tmp_path):

@@ -54,6 +54,9 @@ def test_what_came_in_goes_out_bit_by_bit(sources, saved, tmp_path, name):
         assert json.loads((tmp_path / file).read_text()) == json.loads((sources / name / file).read_text())
     assert not (tmp_path / "code.py").exists()
     assert safetensors.read_metadata(tmp_path / "model.safetensors") == {"format": "pt"}
+    with pytest.raises(CheckpointError, match=r"config.json is there already; choose another folder"):
+        export_hf(saved / name, tmp_path)  # which might be another model
+    export_hf(saved / name, tmp_path, overwrite=True)
 
 
 def test_in_several_files_and_another_dtype(sources, saved, tmp_path):

@@ -1,5 +1,6 @@
 """A run file that names a published model: trained from its weights, exported, and refused where it cannot be."""
 
+import hashlib
 import json
 import shutil
 
@@ -10,9 +11,10 @@ import pytest
 from jzero.checkpoint.convert.hf_export import export_hf
 from jzero.config import load_run
 from jzero.errors import ConfigError
-from jzero.models import from_hf
+from jzero.models import build, from_hf
 from jzero.sharding.mesh import make_mesh
-from jzero.train.trainer import language_model, prepare, train
+from jzero.train.data import Corpus, load_corpus
+from jzero.train.trainer import language_model, prepare, strange_tokens, train
 from tests.models.hf.common import GOLDEN, by_path, read_alone
 
 
@@ -37,6 +39,8 @@ def test_a_run_trains_and_gives_the_model_back(run_file, tmp_path):
     before = by_path(read_alone(from_hf(tmp_path / "model", vocab_size=256)))
     for name, x in by_path(run.engine.params).items():
         np.testing.assert_array_equal(x, before[name])
+    assert isinstance(run.corpus, Corpus)
+    assert "The text is read as bytes, and the weights of" in run.corpus.notes[0]
     result = train(run)
     export_hf(result.checkpoint, tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["vocab_size"] == 256
@@ -60,3 +64,16 @@ def test_what_cannot_be_trained_on_text_is_a_sentence(run_file):
         language_model(load_run(run_file, [f'model={{"hf": "{GOLDEN / "llama"}"}}']))
     with pytest.raises(ConfigError, match="`model` must be an object with a `family`, such as"):
         load_run(run_file, ['model={"hf": 3}'])
+
+
+def test_tokens_of_another_tokenizer_are_said(run_file, tmp_path):
+    config = load_run(run_file)
+    corpus = load_corpus(config.data, base=tmp_path)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    own = hashlib.sha256(b"{}").hexdigest()
+    model, new = (build({**config.model, "weights": weights}) for weights in (True, False))
+    said = {name: list(strange_tokens(model, corpus._replace(tokenizer=name))) for name in (None, own, "other")}
+    assert "read as bytes" in said[None][0]
+    assert said[own] == []
+    assert "by another tokenizer than" in said["other"][0]
+    assert list(strange_tokens(new, corpus)) == []

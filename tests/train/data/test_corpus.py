@@ -13,6 +13,7 @@ from jzero.train.data import load_corpus
 from jzero.train.data.token_file import TokenFile
 from jzero.train.data.tokenizer import Tokenizer
 from jzero.train.data.tokenizing import tokenize_files
+from jzero.train.feed import CorpusFeed
 from tests.train.data.bpe import EOS, library, save_tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}
@@ -157,3 +158,29 @@ def test_records_leave_no_file_behind(folder, monkeypatch):
     assert sorted((folder / "model").iterdir()) == before
     assert records.train.batch(0, 2)["tokens"].any()
     assert TokenFile(folder / "texts.tokens").head.n_documents == 80
+
+
+def test_what_tokenising_left_out_and_who_made_the_tokens_is_known(folder):
+    (folder / "texts2.jsonl").write_text((folder / "texts.jsonl").read_text() + json.dumps({"text": ""}) + "\n")
+    found = corpus(folder, source="jsonl", files=["texts2.jsonl"], tokenizer="model")
+    assert found.notes[0] == "1 documents without any text are left out."
+    assert found.tokenizer == Tokenizer(folder / "model").sha256
+    assert corpus(folder, source="stdlib").tokenizer is None
+
+
+def test_records_without_any_text_are_named(folder):
+    (folder / "empty.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"/empty\.jsonl: there is no document with any text"):
+        corpus(folder, source="jsonl", files=["empty.jsonl"], tokenizer="model")
+
+
+def test_an_evaluation_counts_each_row_once_whatever_the_batch(folder):
+    packed, plain = corpus(folder, **FORMS["jsonl"]), corpus(folder, **FORMS["tokens"])
+    n, m = packed.validation.n_windows, plain.validation.n_windows
+    counts = {
+        rows: [weight for _, weight in CorpusFeed(packed).validation(rows)] for rows in (1, 2, n - 1, n, 2 * n + 1)
+    }
+    assert {sum(weights) for weights in counts.values()} == {sum(counts[1])}
+    assert [len(weights) for weights in counts.values()] == [n, -(-n // 2), 2, 1, 1]
+    ((batch, weight),) = CorpusFeed(plain).validation(2 * m + 1)
+    assert (len(batch["tokens"]), weight) == (m, 48 * m)

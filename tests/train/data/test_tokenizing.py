@@ -119,14 +119,15 @@ def test_all_of_four_long_files_is_there(tmp_path, megabytes):
         ("a.json", "[]", r"a\.json: JSON must be one object a line"),
         ("a.jsonl", '{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2 is no JSON at column 8"),
         ("a.jsonl", "[1]\n", r"a\.jsonl, record 1 is no object"),
-        ("a.jsonl", lines({"body": "x"}), r"record 1: `text` must be a string; its fields are body\. --field names"),
+        ("a.jsonl", lines({"body": "x"}), r"record 1: `text` must be a string; its fields are body\. --field, or data"),
         ("a.jsonl", lines({"text": 4}), r"`text` must be a string; it is 4"),
         ("a.jsonl", lines({"text": "a"}, {"prompt": "b", "completion": "c"}), "begins with a text and goes on with"),
         ("a.jsonl", lines({"messages": []}), "`messages` must be a list of objects with"),
         ("a.jsonl", lines({"messages": [{"role": "user", "content": "x"}]}), "record 1: `messages` has no message of"),
         ("a.jsonl", lines({"text": "\ud800"}), r"record 1 has half of a character"),
         ("a.jsonl", "[" * 10**5 + "\n", "lie too deep in each other"),
-        ("a.txt", "", "there is no document with any text in it"),
+        ("a.txt", "", r"a\.txt: there is no document with any text"),
+        ("a.jsonl", lines({"prompt": "a"}), r"record 1 has no `completion`; a record of instructions has"),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence_and_leaves_nothing(made, tmp_path, name, content, says):
@@ -175,3 +176,16 @@ def test_folders_and_packages_that_are_missing_are_sentences(made, tmp_path, mon
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"a parquet file needs the package pyarrow: pip install 'jzero\[parquet\]'"):
         tokenize_files([tmp_path / "a.parquet"], tokenizer, tmp_path / "out")
+
+
+def test_a_tokenizer_that_marks_beginnings_is_said_of_parts_as_parts(tmp_path):
+    tokenizer = json.loads(library().to_str())
+    tokenizer["pre_tokenizer"]["add_prefix_space"] = True
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    chat = {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
+    for record in (chat, {"prompt": "one", "completion": "two"}):
+        (tmp_path / "a.jsonl").write_text(lines(record))
+        made = tokenize_files([tmp_path / "a.jsonl"], Tokenizer(tmp_path / "model"), tmp_path / "out")
+        assert [note for note in made.notes if "250,000" in note] == []
+        assert "1 parts of records may begin with a mark" in made.notes[0]

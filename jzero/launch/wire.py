@@ -21,6 +21,9 @@ PING_SECONDS = 10.0
 SILENCE_SECONDS = 120.0
 """How long a side that says nothing is believed to be there."""
 
+LONGEST_MESSAGE = 1 << 26
+"""A message may be so long: a command and an environment are up to some megabytes."""
+
 _LONGEST_LINE = 1 << 16
 _MOST_WAITING = 8 << 20
 
@@ -89,7 +92,7 @@ class Outbox:
         if self._n_bytes > _MOST_WAITING and message.get("event") == "line":
             self._n_dropped += 1
             return
-        if self._n_dropped and self._n_bytes < _MOST_WAITING // 2:
+        if self._n_dropped and (self._n_bytes < _MOST_WAITING // 2 or message.get("event") == "exit"):
             self._add({"event": "say", "text": f"{self._n_dropped} lines are not shown here; they are in the logs."})
             self._n_dropped = 0
         self._add(message)

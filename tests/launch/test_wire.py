@@ -35,8 +35,8 @@ def test_output_that_nobody_reads_is_dropped_and_counted_and_events_are_not(monk
     shown = sum(message["event"] == "line" for message in messages)
     assert 20 < shown < 100
     assert [message for message in messages if message["event"] != "line"] == [
-        {"event": "exit", "rank": 3},
         {"event": "say", "text": f"{100 - shown} lines are not shown here; they are in the logs."},
+        {"event": "exit", "rank": 3},
         {"event": "alive"},
     ]
     os.close(reads)

@@ -12,9 +12,11 @@ from queue import SimpleQueue
 from typing import IO, NamedTuple
 
 from jzero.base.types import Json
-from jzero.launch.wire import Lines, Message, packed, unpacked
+from jzero.launch.wire import LONGEST_MESSAGE, Lines, Message, packed, unpacked
 
 _TAIL = 5
+_MOST_UNHEARD = 10_000
+"""With so many words waiting to be heard no more are taken from an agent, so that a signal is heard soon."""
 
 
 class Arrived(NamedTuple):
@@ -46,6 +48,7 @@ class Link:
         self.node, self.host, self._name = node, host, os.path.basename(command[0])
         self._arrivals, self._orders = arrivals, SimpleQueue[bytes | None]()
         self._said = deque[str](maxlen=_TAIL)
+        self._closed = False
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         errors = self._thread(self._hear_errors, self._process.stderr)
@@ -65,6 +68,7 @@ class Link:
 
     def close(self) -> None:
         """Ends the orders, at which the agent kills what it still runs."""
+        self._closed = True
         self._orders.put(None)
 
     def wait(self, deadline: float) -> None:
@@ -86,9 +90,11 @@ class Link:
         return thread
 
     def _hear(self, pipe: IO[bytes], errors: threading.Thread) -> None:
-        lines = Lines(1 << 22)
+        lines = Lines(LONGEST_MESSAGE)
         while data := os.read(pipe.fileno(), 1 << 16):
             for line in lines.add(data):
+                while self._arrivals.qsize() > _MOST_UNHEARD and not self._closed:
+                    time.sleep(0.01)
                 text = {"event": "noise", "text": line.decode(errors="replace")}
                 self._arrivals.put(Arrived(self.node, unpacked(line) or text))
         pipe.close()

@@ -39,16 +39,17 @@ def packed(message: Message) -> bytes:
 
 
 def unpacked(line: bytes) -> dict[str, Json] | None:
-    """The message of a line; None for one that somebody else has printed.
+    """The message of a line, also after what somebody has printed without ending the line; None where there is none.
 
     Example:
         >>> unpacked(packed({"do": "ping"})), unpacked(b"Welcome to node1!")
         ({'do': 'ping'}, None)
     """
-    if not line.startswith(MARK):
+    _, mark, text = line.rpartition(MARK)
+    if not mark:
         return None
     try:
-        message = json.loads(line[1:])
+        message = json.loads(text)
     except ValueError:
         return None
     return message if isinstance(message, dict) else None

@@ -8,11 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO, NamedTuple
 
 from jzero.base.types import Json
-from jzero.launch.wire import LONGEST_MESSAGE, Lines, Message, packed, unpacked
+from jzero.launch.wire import LONGEST_MESSAGE, PING_SECONDS, Lines, Message, packed, unpacked
 
 _TAIL = 5
 _MOST_UNHEARD = 10_000
@@ -42,6 +42,9 @@ class Link:
 
     Raises:
         OSError: the command cannot be started.
+
+    Attributes:
+        heard: when something came from it last, by `time.monotonic`, whether or not anybody has taken it in.
     """
 
     def __init__(self, node: int, host: str, command: Sequence[str], arrivals: "SimpleQueue[Arrived]"):
@@ -49,6 +52,7 @@ class Link:
         self._arrivals, self._orders = arrivals, SimpleQueue[bytes | None]()
         self._said = deque[str](maxlen=_TAIL)
         self._closed = False
+        self.heard = time.monotonic()
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         errors = self._thread(self._hear_errors, self._process.stderr)
@@ -92,9 +96,11 @@ class Link:
     def _hear(self, pipe: IO[bytes], errors: threading.Thread) -> None:
         lines = Lines(LONGEST_MESSAGE)
         while data := os.read(pipe.fileno(), 1 << 16):
+            self.heard = time.monotonic()
             for line in lines.add(data):
                 while self._arrivals.qsize() > _MOST_UNHEARD and not self._closed:
                     time.sleep(0.01)
+                    self.heard = time.monotonic()
                 text = {"event": "noise", "text": line.decode(errors="replace")}
                 self._arrivals.put(Arrived(self.node, unpacked(line) or text))
         pipe.close()
@@ -112,9 +118,15 @@ class Link:
                     self._arrivals.put(Arrived(self.node, {"event": "noise", "text": text}))
         pipe.close()
 
+    def _next_order(self) -> bytes | None:
+        try:
+            return self._orders.get(timeout=PING_SECONDS)
+        except Empty:  # the launcher may be waiting for a console, of which an agent must not die
+            return packed({"do": "ping"})
+
     def _write(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
-            while (data := self._orders.get()) is not None:
+            while (data := self._next_order()) is not None:
                 pipe.write(data)
                 pipe.flush()
         with contextlib.suppress(OSError):

@@ -21,6 +21,9 @@ PING_SECONDS = 10.0
 SILENCE_SECONDS = 120.0
 """How long a side that says nothing is believed to be there."""
 
+LONGEST_MESSAGE = 1 << 26
+"""A message may be so long: a command and an environment are up to some megabytes."""
+
 _LONGEST_LINE = 1 << 16
 _MOST_WAITING = 8 << 20
 
@@ -36,16 +39,17 @@ def packed(message: Message) -> bytes:
 
 
 def unpacked(line: bytes) -> dict[str, Json] | None:
-    """The message of a line; None for one that somebody else has printed.
+    """The message of a line, also after what somebody has printed without ending the line; None where there is none.
 
     Example:
         >>> unpacked(packed({"do": "ping"})), unpacked(b"Welcome to node1!")
         ({'do': 'ping'}, None)
     """
-    if not line.startswith(MARK):
+    _, mark, text = line.rpartition(MARK)
+    if not mark:
         return None
     try:
-        message = json.loads(line[1:])
+        message = json.loads(text)
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
@@ -89,7 +93,7 @@ class Outbox:
         if self._n_bytes > _MOST_WAITING and message.get("event") == "line":
             self._n_dropped += 1
             return
-        if self._n_dropped and self._n_bytes < _MOST_WAITING // 2:
+        if self._n_dropped and (self._n_bytes < _MOST_WAITING // 2 or message.get("event") == "exit"):
             self._add({"event": "say", "text": f"{self._n_dropped} lines are not shown here; they are in the logs."})
             self._n_dropped = 0
         self._add(message)

@@ -20,6 +20,10 @@ def test_what_is_no_message_is_none():
     ]
 
 
+def test_a_message_is_found_behind_a_banner_without_an_end():
+    assert unpacked(b"Last login: " + packed({"a": 1})[:-1]) == {"a": 1}
+
+
 def test_output_that_nobody_reads_is_dropped_and_counted_and_events_are_not(monkeypatch):
     monkeypatch.setattr(wire, "_MOST_WAITING", 10_000)
     reads, writes = os.pipe()
@@ -35,8 +39,8 @@ def test_output_that_nobody_reads_is_dropped_and_counted_and_events_are_not(monk
     shown = sum(message["event"] == "line" for message in messages)
     assert 20 < shown < 100
     assert [message for message in messages if message["event"] != "line"] == [
-        {"event": "exit", "rank": 3},
         {"event": "say", "text": f"{100 - shown} lines are not shown here; they are in the logs."},
+        {"event": "exit", "rank": 3},
         {"event": "alive"},
     ]
     os.close(reads)

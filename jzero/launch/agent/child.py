@@ -17,6 +17,11 @@ TAIL = 20
 
 _SET_DEATH_SIGNAL = 1
 _DRAIN_BYTES = 1 << 16
+_MOST_LEFT_BYTES = 1 << 20
+"""What a pipe can hold at most: more than that comes from somebody who still writes."""
+
+_LONGEST_OF_TAIL = 2000
+"""So many characters of a line are told when its process has ended, so that the message stays a short one."""
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -83,19 +88,22 @@ class Child:
         """Its number on the node."""
         return self._process.pid
 
-    def read(self) -> Iterator[str]:
-        """The lines of output that are whole by now."""
-        data = b""
-        while self._open:
-            with contextlib.suppress(BlockingIOError):
+    def read(self, most: int = _DRAIN_BYTES) -> Iterator[str]:
+        """The lines of output that are whole by now.
+
+        Args:
+            most: about so many bytes, as one that writes without a pause must not keep the agent from its orders.
+        """
+        n_read = 0
+        while self._open and n_read < most:
+            try:
                 data = os.read(self.output, _DRAIN_BYTES)
-                if not data:
-                    self._open = False
-                self._keep(data)
-                yield from self._shown(self._lines.add(data))
-                if len(data) == _DRAIN_BYTES:
-                    continue
-            return
+            except BlockingIOError:
+                return
+            self._open = bool(data)
+            n_read += len(data)
+            self._keep(data)
+            yield from self._shown(self._lines.add(data))
 
     def ended(self) -> bool:
         """Whether it has ended; what is left of its group is killed then, while nothing else can have its number."""
@@ -106,7 +114,7 @@ class Child:
 
     def rest(self) -> Iterator[str]:
         """The last lines, once it has ended."""
-        yield from self.read()
+        yield from self.read(_MOST_LEFT_BYTES)
         yield from self._shown(self._lines.rest())
         os.close(self.output)
         if self._log is not None:
@@ -130,7 +138,8 @@ class Child:
     def _shown(self, lines: Iterator[bytes]) -> Iterator[str]:
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
-            self.tail.append(text)
+            cut = len(text) > _LONGEST_OF_TAIL
+            self.tail.append(text[:_LONGEST_OF_TAIL] + " ..." * cut)
             yield text
 
 

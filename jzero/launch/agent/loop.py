@@ -20,7 +20,7 @@ from jzero.launch.agent import machine
 from jzero.launch.agent.child import Child, log_file
 from jzero.launch.agent.orders import Orders, Process, read_orders, variables_of
 from jzero.launch.heartbeat import VARIABLE
-from jzero.launch.wire import PING_SECONDS, SILENCE_SECONDS, Lines, Outbox, unpacked
+from jzero.launch.wire import LONGEST_MESSAGE, PING_SECONDS, SILENCE_SECONDS, Lines, Outbox, unpacked
 
 _TICK_SECONDS = 0.1
 _LINGER_SECONDS = 2.0
@@ -40,7 +40,7 @@ class Agent:
     """
 
     def __init__(self, orders: int, events: int, *, signals_reach_all: bool = False):
-        self._in, self._out, self._lines = orders, Outbox(events), Lines()
+        self._in, self._out, self._lines = orders, Outbox(events), Lines(LONGEST_MESSAGE)
         self._reach_all = signals_reach_all
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()

@@ -86,6 +86,8 @@ def _read(file: Path) -> dict[str, str]:
         if not given:
             raise ConfigError(f"{file}, line {number}: {said!r} must be NAME=VALUE.")
         name, value = _check(name.strip(), f"{file}, line {number}"), value.strip()
+        if "\0" in value:
+            raise ConfigError(f"{file}, line {number}: the value of {name} has a NUL, which no variable can have.")
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         found[name] = value[1:-1] if quoted else value
     return found

@@ -13,7 +13,7 @@ from jzero.launch.job.gathering import Present
 from jzero.launch.job.link import Arrived
 from jzero.launch.job.plan import Ended, Failure, Job
 from jzero.launch.statuses import PREEMPTED, RESTART_STATUS, shell_status, words_of_status
-from jzero.launch.wire import PING_SECONDS, SILENCE_SECONDS
+from jzero.launch.wire import SILENCE_SECONDS
 
 STOPPING_SECONDS = 60.0
 """How much later than the first one the others may end, where all of them were asked to stop and save."""
@@ -51,7 +51,6 @@ class Attempt:
         self._node_of = {process.rank: i for i, some in enumerate(layout) for process in some}
         self._by_number = {each.link.node: i for i, each in enumerate(present)}
         self._running = set(self._node_of)
-        self._heard = dict.fromkeys(range(len(present)), time.monotonic())
         self._failure: Failure | None = None
         self._exited, self._signal, self._heeded = True, 0, False
         self._end_at: float | None = None
@@ -67,15 +66,9 @@ class Attempt:
         for i, each in enumerate(self._present):
             mine = replace(orders, processes=self._layout[i], coordinator=coordinator, node=i, host=each.link.host)
             each.link.send(mine.message())
-        pinged = 0.0
         while self._running and (self._over_at is None or time.monotonic() < self._over_at):
             self._take(1.0)
-            now = time.monotonic()
-            if now - pinged > PING_SECONDS:
-                for each in self._present:
-                    each.link.send({"do": "ping"})
-                pinged = now
-            self._look(now)
+            self._look(time.monotonic())
         return Ended(self._failure, self._signal if self._heeded else 0, self._exited)
 
     def _coordinator(self) -> str:
@@ -99,7 +92,6 @@ class Attempt:
         if number < 0:
             self._stop(message["number"])
         elif (node := self._by_number.get(number)) is not None:
-            self._heard[node] = time.monotonic()
             self._hear(node, message)
         return message
 
@@ -160,9 +152,9 @@ class Attempt:
 
     def _look(self, now: float) -> None:
         """What nobody reports: a host that says nothing, a process that is stopped, a time that is over."""
-        for node, heard in self._heard.items():
-            if now - heard > SILENCE_SECONDS:
-                self._lose(node, f"its agent has said nothing for {now - heard:.0f} s")
+        for node, each in enumerate(self._present):
+            if (silent := now - each.link.heard) > SILENCE_SECONDS:
+                self._lose(node, f"its agent has said nothing for {silent:.0f} s")
         if self._failure is None and (rank := self.board.frozen(now)) is not None and rank in self._running:
             _, said = self.board.behind(now) or (rank, "")
             beat = self.board.beats[rank]

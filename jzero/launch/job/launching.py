@@ -50,6 +50,7 @@ class Launching:
     _saved: bool = False
     _n_processes: int = 0
     _asked: int = 0
+    _lost: list[TextIO] = field(default_factory=list)
     _arrivals: "SimpleQueue[Arrived]" = field(default_factory=SimpleQueue)
 
     def run(self) -> int:
@@ -155,10 +156,23 @@ class Launching:
 
     def _show(self, rank: int, text: str) -> None:
         width = len(str(max(self._n_processes - 1, 0)))
-        print(f"[{rank:>{width}}] {text}", file=self.out, flush=True)
+        self._print(f"[{rank:>{width}}] {text}", self.out)
 
     def _say(self, sentence: str) -> None:
-        print(sentence, file=self.err, flush=True)
+        self._print(sentence, self.err)
+
+    def _print(self, text: str, where: TextIO) -> None:
+        """Prints a line; a console that is gone, or a full disk, ends no training."""
+        if where in self._lost:
+            return
+        try:
+            encoding = where.encoding or "utf-8"
+            print(text.encode(encoding, "backslashreplace").decode(encoding), file=where, flush=True)
+        except OSError as error:
+            self._lost.append(where)
+            kept = f"it is in {self.job.logs} on each host" if self.job.logs else "it is lost, as --logs is empty"
+            if where is self.out:
+                self._say(f"The output cannot be shown any more: {error.strerror}; {kept}.")
 
     @contextlib.contextmanager
     def _hearing_signals(self) -> Iterator[None]:

@@ -8,13 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO, NamedTuple
 
 from jzero.base.types import Json
-from jzero.launch.wire import Lines, Message, packed, unpacked
+from jzero.launch.wire import LONGEST_MESSAGE, PING_SECONDS, Lines, Message, packed, unpacked
 
 _TAIL = 5
+_MOST_UNHEARD = 10_000
+"""With so many words waiting to be heard no more are taken from an agent, so that a signal is heard soon."""
 
 
 class Arrived(NamedTuple):
@@ -40,12 +42,17 @@ class Link:
 
     Raises:
         OSError: the command cannot be started.
+
+    Attributes:
+        heard: when something came from it last, by `time.monotonic`, whether or not anybody has taken it in.
     """
 
     def __init__(self, node: int, host: str, command: Sequence[str], arrivals: "SimpleQueue[Arrived]"):
         self.node, self.host, self._name = node, host, os.path.basename(command[0])
         self._arrivals, self._orders = arrivals, SimpleQueue[bytes | None]()
         self._said = deque[str](maxlen=_TAIL)
+        self._closed = False
+        self.heard = time.monotonic()
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         errors = self._thread(self._hear_errors, self._process.stderr)
@@ -65,6 +72,7 @@ class Link:
 
     def close(self) -> None:
         """Ends the orders, at which the agent kills what it still runs."""
+        self._closed = True
         self._orders.put(None)
 
     def wait(self, deadline: float) -> None:
@@ -86,9 +94,13 @@ class Link:
         return thread
 
     def _hear(self, pipe: IO[bytes], errors: threading.Thread) -> None:
-        lines = Lines(1 << 22)
+        lines = Lines(LONGEST_MESSAGE)
         while data := os.read(pipe.fileno(), 1 << 16):
+            self.heard = time.monotonic()
             for line in lines.add(data):
+                while self._arrivals.qsize() > _MOST_UNHEARD and not self._closed:
+                    time.sleep(0.01)
+                    self.heard = time.monotonic()
                 text = {"event": "noise", "text": line.decode(errors="replace")}
                 self._arrivals.put(Arrived(self.node, unpacked(line) or text))
         pipe.close()
@@ -106,9 +118,15 @@ class Link:
                     self._arrivals.put(Arrived(self.node, {"event": "noise", "text": text}))
         pipe.close()
 
+    def _next_order(self) -> bytes | None:
+        try:
+            return self._orders.get(timeout=PING_SECONDS)
+        except Empty:  # the launcher may be waiting for a console, of which an agent must not die
+            return packed({"do": "ping"})
+
     def _write(self, pipe: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
-            while (data := self._orders.get()) is not None:
+            while (data := self._next_order()) is not None:
                 pipe.write(data)
                 pipe.flush()
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 import shlex
 
+from jzero.errors import ConfigError
 from jzero.launch.scripts.facts import GRACE_SECONDS, Facts
 
 
@@ -10,6 +11,9 @@ def slurm(facts: Facts) -> str:
 
     Args:
         facts: of the job.
+
+    Raises:
+        ConfigError: the folder's name cannot stand in it.
 
     Example:
         >>> print(slurm(Facts(("jzero", "train", "run.json"), nodes=2)).splitlines()[2])
@@ -83,5 +87,11 @@ exec mpirun -n {count}{where} --bind-to none{folder}{passed} {shlex.join(facts.r
 
 
 def _directive(text: str) -> str:
-    """A value for a line of SLURM's, which takes double quotes but runs nothing."""
+    """A value for a line of SLURM's, which takes double quotes but runs nothing.
+
+    Raises:
+        ConfigError: it has a line's end, after which the script would go on with the rest.
+    """
+    if not text.isprintable():
+        raise ConfigError(f"The folder {text!r} cannot stand in a batch script; choose one without such characters.")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(text) & set(" \"'\\#") else text

@@ -46,3 +46,9 @@ def test_what_is_wrong_is_named(tmp_path):
         exported({}, ["NO"])
     with pytest.raises(ConfigError, match="DS_ENV_FILE is none, and no such file"):
         files_of_variables({"DS_ENV_FILE": "none"}, tmp_path, tmp_path)
+
+
+def test_a_value_that_no_variable_can_have_is_refused(tmp_path):
+    (tmp_path / "env").write_text("A=1\nB=x\0y\n")
+    with pytest.raises(ConfigError, match="line 2: the value of B has a NUL"):
+        exported({}, (), [tmp_path / "env"])

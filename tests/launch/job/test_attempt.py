@@ -1,6 +1,7 @@
 """What an attempt makes of its agents' words, without any agent."""
 
 import signal
+import time
 from queue import SimpleQueue
 
 import pytest
@@ -23,7 +24,7 @@ class FakeLink:
     why_gone = "ssh ended with status 255: Connection reset"
 
     def __init__(self, node: int):
-        self.node, self.host, self.sent = node, f"node{node}", []
+        self.node, self.host, self.sent, self.heard = node, f"node{node}", [], time.monotonic()
 
     def send(self, message) -> None:
         self.sent.append(message)

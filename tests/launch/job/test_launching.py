@@ -195,3 +195,30 @@ def test_it_needs_no_jax(tmp_path):
     script = "import sys; from jzero.cli.launch import launch_command; print('jax' in sys.modules)"
     status, ended = launch(tmp_path, sys.executable, "-c", script)
     assert (status, ended.out) == (0, "[0] False\n"), ended.err
+
+
+def test_very_long_lines_and_orders_arrive(tmp_path):
+    script = "import sys; sys.stdout.buffer.write((b'\\xff' * 65536 + b'\\n') * 20); sys.exit(len(sys.argv))"
+    status, ended = launch(tmp_path, sys.executable, "-c", script, *["a" * 100_000] * 4, timeout=15)
+    assert status == 5
+    assert len(ended.err) < 100_000
+    assert (tmp_path / "logs/rank-00000.log").stat().st_size > 20 * 65536
+
+
+def test_one_that_never_stops_writing_hears_a_signal(tmp_path):
+    with Launched(tmp_path, "--logs", "", "sh", "-c", f"{LEAVE_PID}; exec yes") as launched:
+        started = pids(tmp_path / "pids", 1)
+        kill(launched.process.pid, signal.SIGTERM)
+        assert launched.wait(15) == 143
+    assert not alive(started[0])
+
+
+def test_output_that_cannot_be_shown_ends_nothing(tmp_path):
+    script = "printf 'a\\303\\244\\n'; exit 3"
+    status, ended = launch(tmp_path, "sh", "-c", script, PYTHONIOENCODING="ascii")
+    assert (status, ended.out) == (3, "[0] a\\xe4\n")
+    outer = f'"{sys.executable}" -m jzero launch sh -c "echo a; echo b; exit 4" >/dev/full'
+    status, ended = launch(tmp_path, "sh", "-c", outer)
+    assert status == 4
+    assert "The output cannot be shown any more: No space left on device; it is in logs on each host." in ended.out
+    assert "Traceback" not in ended.out

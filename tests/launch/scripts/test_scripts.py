@@ -124,3 +124,11 @@ def test_the_printed_mpirun_line_runs(folder):
     ended = subprocess.run(["bash", "-c", text], env=variables, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert [(folder / rank).read_text() for rank in "01"] == ["it's $HOME"] * 2
+
+
+def test_a_folder_whose_name_would_end_a_line_of_the_script_is_refused(folder, monkeypatch):
+    (folder / "a\nreboot").mkdir()
+    monkeypatch.chdir(folder / "a\nreboot")
+    result = CliRunner().invoke(app, ["launch", "--print", "slurm", "--num-gpus", "1", "train", "run.json"])
+    assert result.exit_code == 2
+    assert "cannot stand in a batch script" in result.stderr

@@ -160,12 +160,15 @@ def test_a_mistake_is_not_tried_again(tmp_path):
 
 
 def test_lost_and_returned_hosts_make_another_world(hosts):
-    lost = shlex.quote(str(hosts / "down-127.0.0.3"))
+    lost, seen = (shlex.quote(str(hosts / name)) for name in ("down-127.0.0.3", "seen"))
+    (hosts / "seen").mkdir()
     script = f"""
         echo of $JZERO_NUM_PROCESSES
+        touch {seen}/$JZERO_ATTEMPT-$RANK
+        all() {{ until [ $(ls {seen} | grep -c ^$JZERO_ATTEMPT-) = $JZERO_NUM_PROCESSES ]; do sleep 0.05; done; }}
         case $JZERO_ATTEMPT-$RANK in
-            1-0) sleep 0.5; touch {lost}; exit 9;;
-            2-0) rm {lost}; exit 9;;
+            1-0) all; touch {lost}; exit 9;;
+            2-0) all; rm {lost}; exit 9;;
             3-*) exit 0;;
         esac
         exec sleep 600

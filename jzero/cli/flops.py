@@ -22,8 +22,6 @@ from jzero.plan.hardware.figures import GpuFigures, gpu_figures
 from jzero.plan.training import Training
 from jzero.sharding.trees import is_placement
 
-_HLO = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-
 
 class _Step(NamedTuple):
     """A training step and what it runs on.
@@ -49,7 +47,7 @@ class _Step(NamedTuple):
     @property
     def seconds(self) -> float:
         """What the step takes at the peak rate."""
-        return self.counted.step / self.n_gpus / self.gpu.flops[_HLO[self.precision]]
+        return self.counted.step / self.n_gpus / self.gpu.peak_flops(self.precision)
 
     def to_dict(self) -> dict[str, Json]:
         return {

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from jzero.plan.hardware.figures import GPUS, gpu_figures
 
-_HLO = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-
 
 class Speed(NamedTuple):
     """How fast a step was.
@@ -36,7 +34,7 @@ def peak_flops(device_kind: str, precision: str) -> float | None:
         (989400000000000.0, None)
     """
     known = (gpu_figures(name) for name in GPUS)
-    return next((gpu.flops[_HLO[precision]] for gpu in known if gpu.device_kind == device_kind), None)
+    return next((gpu.peak_flops(precision) for gpu in known if gpu.device_kind == device_kind), None)
 
 
 def speed(flops: int, seconds: float, n_devices: int, peak: float | None) -> Speed:

@@ -39,7 +39,6 @@ def with_targets(
     """
     if not (rounded := dtypes.rounded(local_batch)):
         return dtypes
-
     arguments = params, model_state, local_batch
     loss: Callable[[Precision], Program] = lambda dtypes: traced_loss(model, dtypes, mesh, *arguments)
     program = loss(dtypes)

@@ -150,9 +150,8 @@ def _pipelined(
     """
     scan, (n_consts, n_carry) = scan_of(eqn), scan_arity(eqn)
     program = scan.program
-    if any(
-        remat_of(region).policy is OFFLOAD for region in remat_regions(program)
-    ):  # a pipeline keeps what its iterations take, on the devices
+    # A pipeline keeps what its iterations take on the devices.
+    if any(remat_of(region).policy is OFFLOAD for region in remat_regions(program)):
         return None
     needs = _Needs()
     walk(program, [x if isinstance(x, DeferredParam) else False for x in layers], needs)
@@ -169,10 +168,8 @@ def _pipelined(
         return [*consts, *carry, *sliced]
 
     def compute(full: Sequence[jax.Array], carry: Sequence[jax.Array]) -> list[jax.Array]:
-        own, given = (
-            dict(zip(gather_keys, full[: len(gather_keys)], strict=True)),
-            structure.unflatten(full[len(gather_keys) :]),
-        )
+        own = dict(zip(gather_keys, full[: len(gather_keys)], strict=True))
+        given = structure.unflatten(full[len(gather_keys) :])
         return walk(program, operands(given, carry), Inside(own, given.passed, rules))
 
     inputs = Inputs(

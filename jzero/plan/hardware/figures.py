@@ -27,6 +27,9 @@ GPUS: tuple[str, ...] = tuple(
 )
 """The GPUs that have a file."""
 
+_HLO = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
+"""What HLO calls the precisions of a configuration."""
+
 _MOST_BYTES = 2**18
 """How long a user's file may be."""
 
@@ -128,6 +131,15 @@ class GpuFigures:
             launch_latency=pace.latency * self.launch_latency,
             node_latency=pace.latency * self.node_latency,
         )
+
+    def peak_flops(self, precision: str) -> float:
+        """Dense matrix products a second at the peak, of a run in "fp32" (TF32 where there is that), "bf16" or "fp16".
+
+        Example:
+            >>> gpu_figures("v100-32g").peak_flops("fp16")
+            125000000000000.0
+        """
+        return self.flops[_HLO[precision]]
 
     def product_seconds(self, flops: Mapping[str, int]) -> float:
         """Seconds that matrix products take at the peak rate.
